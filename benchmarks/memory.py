@@ -63,7 +63,7 @@ def temporary(model, batch):
     state = model._get_jax_state(**{f"{name}_variables": True for name in names})
     step = StepFunction(model, model.train_step, require_trainer(model).replicas.arrays)
     data = (batch, batch, None)
-    compiled = step.program(state, data).lower(state, data).compile()
+    compiled = step.compiled.program(state, data).lower(state, data).compile()
     return compiled.memory_analysis().temp_size_in_bytes
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from importlib import metadata
 from pathlib import Path
@@ -28,6 +28,7 @@ from kerasdist.backends.jax import connection
 from kerasdist.backends.jax.loops import functions
 from kerasdist.backends.jax.loops.replicas import JaxReplicaSet
 from kerasdist.backends.jax.mesh import creation
+from kerasdist.backends.jax.mesh.gathers import inner_programs
 from kerasdist.backends.jax.mesh.layout import Layout
 from kerasdist.cluster import kerasdist_variables
 from kerasdist.core.devices import Device
@@ -212,19 +213,12 @@ def matmul_flops(jaxpr: Any) -> Counter[str]:
             found[str(inputs.dtype)] += 2 * math.prod(inputs.shape[:2]) * products
         else:
             times = parameters.get("length", 1) if name == "scan" else 1
-            counts = [matmul_flops(inner) for inner in _inner_programs(parameters)]
+            counts = [matmul_flops(inner) for inner in inner_programs(parameters)]
             if name == "cond" and counts:
                 counts = [max(counts, key=lambda one: sum(one.values()))]
             for count in counts:
                 found.update({kind: flops * times for kind, flops in count.items()})
     return found
-
-
-def _inner_programs(parameters: Mapping[str, Any]) -> Iterable[Any]:
-    for value in parameters.values():
-        for one in value if isinstance(value, tuple | list) else (value,):
-            if hasattr(one, "eqns") or hasattr(one, "jaxpr"):
-                yield one
 
 
 def _prepare(options: ReplicaOptions, several: bool) -> None:

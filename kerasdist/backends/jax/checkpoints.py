@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import accumulate, groupby
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast, final
 
@@ -15,6 +14,7 @@ import numpy as np
 from kerasdist import keras_compat
 from kerasdist.backends.base.interface import CheckpointFormat, Key, ReplicaSet
 from kerasdist.backends.base.variable_rules import is_on_read
+from kerasdist.backends.jax.mesh.arrays import in_bundles
 from kerasdist.backends.jax.mesh.placement import Placement
 from kerasdist.backends.jax.mesh.sharded_state import give_back
 from kerasdist.errors import UnsupportedError
@@ -73,17 +73,15 @@ class OrbaxFormat(CheckpointFormat):
     ) -> None:
         """Gives variables the values of a checkpoint; each process reads its devices' shards."""
         place = _place_of(replicas)
-        for some in _bundles(wanted):
-            forms, options = dict[str, Any](), dict[str, Any]()
+        sizes = [keras_compat.nbytes(variable) for _, variable in wanted]
+        # in at most some 16 bundles, since each is read by itself
+        for some in in_bundles(wanted, sizes, max(_AT_ONCE, sum(sizes) // 16)):
+            forms = dict[str, Any]()
             for key, variable in some:
-                shape = tuple(variable.shape)
                 dtype = np.dtype(keras_compat.stored_dtype(variable))
                 sharding = _sharding_of(variable, place)
-                _put(forms, key, jax.ShapeDtypeStruct(shape, dtype, sharding=sharding))
-                restored = self._orbax.ArrayRestoreArgs(
-                    sharding=sharding, global_shape=shape, dtype=dtype
-                )
-                _put(options, key, restored)
+                _put(forms, key, jax.ShapeDtypeStruct(variable.shape, dtype, sharding=sharding))
+            options = self._orbax.checkpoint_utils.construct_restore_args(forms)
             arguments = self._orbax.args.PyTreeRestore(forms, options, partial_restore=True)
             with self._checkpointer() as checkpointer:
                 found = checkpointer.restore(path, args=arguments)
@@ -129,13 +127,3 @@ def _array_of(variable: keras.Variable, place: Placement | None) -> jax.Array:
         if place is None
         else place.put(value, _sharding_of(variable, place))
     )
-
-
-def _bundles(
-    wanted: Sequence[tuple[Key, keras.Variable]],
-) -> Iterator[list[tuple[Key, keras.Variable]]]:
-    """Yields the variables in at most about 16 bundles, each to be read by one call of Orbax."""
-    ends = list(accumulate(keras_compat.nbytes(variable) for _, variable in wanted))
-    size = max(_AT_ONCE, ends[-1] // 16)
-    for _, bundle in groupby(zip(ends, wanted, strict=True), lambda pair: pair[0] // size):
-        yield [one for _, one in bundle]

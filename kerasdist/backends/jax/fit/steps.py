@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import Any, final
 
 import jax
@@ -12,7 +12,7 @@ import numpy as np
 from kerasdist import keras_compat
 from kerasdist.backends.base.model_trainer import TRAINER
 from kerasdist.backends.jax.mesh.arrays import is_array
-from kerasdist.backends.jax.mesh.placement import OtherStateError, Placement, Step
+from kerasdist.backends.jax.mesh.placement import CompiledStep, OtherStateError, Placement, Step
 from kerasdist.core import context
 from kerasdist.core.structures import flatten
 
@@ -26,39 +26,35 @@ class StepFunction:
     """
 
     def __init__(
-        self,
-        model: Any,
-        step: Step,
-        arrays: Placement,
-        *,
-        compiled: bool = True,
-        steps: int = 1,
-        keeps_outputs: bool = False,
+        self, model: Any, step: Step, arrays: Placement, *, keeps_outputs: bool = False
     ) -> None:
         """Makes the function, which compiles nothing before it is called.
 
         Args:
-            model: The Keras model.
+            model: The Keras model, which says how many steps an execution has, and whether they
+                are compiled or run operation by operation.
             step: A step, which is a function of state and batch.
             arrays: The placement on which the step runs.
-            compiled: Whether the step is compiled; otherwise it runs operation by operation.
-            steps: The number of steps in an execution.
             keeps_outputs: Whether an execution returns the outputs of all its steps, one after
                 another, and not only those of the last step.
+
+        Attributes:
+            compiled: The step as programs.
         """
         self._arrays = arrays
-        self._steps = steps
+        self._steps: int = model.steps_per_execution
         self._keeps_outputs = keeps_outputs
         self._model = model
         self._user_step = step
-        self._step: Callable[..., tuple[Any, Any]] = (
-            arrays.compile(self._sharded_step, keeps_rows=keeps_outputs)
-            if compiled
-            else arrays.eager(self._whole_step)
-        )
+        self.compiled = CompiledStep(arrays, self._sharded_step, keeps_rows=keeps_outputs)
+        self._step: Step = self.compiled
         self._loop: Step | None = None
-        if compiled and steps > 1:
-            self._loop = arrays.compile(self._sharded_step, keeps_rows=keeps_outputs, in_loop=True)
+        if model.run_eagerly or not model.jit_compile:
+            self._step = arrays.eager(self._whole_step)
+        elif self._steps > 1:
+            self._loop = CompiledStep(
+                arrays, self._sharded_step, keeps_rows=keeps_outputs, in_loop=True
+            )
 
     def __call__(self, state: Any, iterator: Iterator[Any]) -> tuple[Any, Any]:
         """Runs one execution; returns the outputs and the new state."""
@@ -93,22 +89,7 @@ class StepFunction:
         self._arrays.after_launch(outputs, state, count)
         return outputs if self._keeps_outputs else [outputs], state, batches[count:]
 
-    def bytes_needed(self, state: Any, batch: Any) -> int:
-        """Compiles a step; returns how many bytes of a device it needs besides its arguments."""
-
-        def compiled(program: Any, state: Any, batch: Any, *_: object) -> tuple[Any, Any]:
-            # JAX keeps the compiled program, so the step does not compile it again.
-            return program.lower(state, batch).compile().memory_analysis(), state
-
-        memory, _ = self._step(state, self._arrays.batch(batch), compiled)
-        outputs = max(0, memory.output_size_in_bytes - memory.alias_size_in_bytes)
-        return memory.temp_size_in_bytes + memory.generated_code_size_in_bytes + outputs
-
-    def program(self, state: Any, batch: Any) -> Any:
-        """Returns the jitted program of a step, for arrays of these shapes."""
-        return self._arrays.program(self._sharded_step, state, batch)
-
-    # JAX traces the following methods; if steps are not compiled, it runs them as they are.
+    # JAX traces the following methods, or runs them operation by operation.
 
     def _whole_step(self, state: Any, batch: Any) -> tuple[Any, Any]:
         # Keras keeps the ids of losses, also of deleted tracers. A new loss with the id of a

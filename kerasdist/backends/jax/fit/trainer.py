@@ -173,19 +173,12 @@ class JaxTrainer(ReplicatedTrainer):
     ) -> Callable[..., Any]:
         model = self.model
         if self.replicas.num_replicas > 1:
-            prepare(model, self.strategy)  # for its metrics, if a custom loop updates them
-        is_compiled = model.jit_compile and not model.run_eagerly
-        make = partial(
-            StepFunction,
-            model,
-            step,
-            self.replicas.arrays,
-            compiled=is_compiled,
-            steps=model.steps_per_execution,
-            keeps_outputs=keeps_outputs,
-        )
+            prepare(model, self.strategy)  # its metrics in a custom loop
+        arrays = self.replicas.arrays
+        make = partial(StepFunction, model, step, arrays, keeps_outputs=keeps_outputs)
         run = make()
-        finds_rows = is_measured and is_compiled and config.most_examples_at_once() == "auto"
+        finds_rows = is_measured and config.most_examples_at_once() == "auto"
+        finds_rows = finds_rows and model.jit_compile and not model.run_eagerly
 
         is_held = self.replicas.job is not None
 
@@ -230,7 +223,8 @@ class JaxTrainer(ReplicatedTrainer):
             nonlocal run
             if self.most_rows is not None:  # for other rows in a pass, steps are traced again
                 run = make()
-            needed, free = run.bytes_needed(state, batch), replicas.free_bytes()
+            needed = run.compiled.bytes_needed(state, replicas.arrays.batch(batch))
+            free = replicas.free_bytes()
             if free is not None and needed > free:
                 raise jax.errors.JaxRuntimeError(
                     f"RESOURCE_EXHAUSTED: A step needs {needed} bytes of a device beside its "

@@ -8,6 +8,7 @@ new components from the value, as ``tf.distribute`` does when a variable is assi
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -55,9 +56,10 @@ def recall(variable: keras.Variable) -> Components | None:
     return None
 
 
-def diverged(keys: Any) -> list[int]:
-    """Returns those of the given variables' ids whose variables have components."""
-    return [key for key in _of_variable.ids() if key in keys]
+def diverged(variables: Mapping[int, keras.Variable]) -> set[int]:
+    """Returns the ids of those of the variables that have components."""
+    ids = [key for key in _of_variable.ids() if key in variables]
+    return {key for key in ids if recall(variables[key]) is not None}
 
 
 def derived(variable: keras.Variable, aggregate: jax.Array, replicas: int) -> jax.Array:

@@ -14,6 +14,7 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import cached_property, partial
 from types import CodeType, FunctionType, MethodType
 from typing import Any, Generic, TypeVar, final
@@ -311,6 +312,7 @@ def _constant(leaf: object) -> Hashable:
     return type(leaf), repr(leaf) if isinstance(leaf, float | complex) else leaf
 
 
+@dataclass(eq=False)
 class Incomplete(Exception):  # noqa: N818  not an error, because a new executable follows
     """Raised if a trace needs variables, or a mesh, that the program does not have yet.
 
@@ -318,9 +320,7 @@ class Incomplete(Exception):  # noqa: N818  not an error, because a new executab
         scope: The scope of the trace.
     """
 
-    def __init__(self, scope: scopes.ProgramScope) -> None:
-        super().__init__()
-        self.scope = scope
+    scope: scopes.ProgramScope
 
 
 @final
@@ -370,10 +370,7 @@ class Executable:
         variables = self.variables()
         if any(variables[one].trainable is not was for one, was in self._trainable.items()):
             return True
-        diverged = set(components.diverged(self.known)).difference(self.held)
-        return self.place is not None and any(
-            components.recall(variables[key]) is not None for key in diverged
-        )
+        return self.place is not None and not components.diverged(variables) <= {*self.held}
 
     def extended(self, scope: scopes.ProgramScope | None) -> Executable:
         """Returns an executable with the other variables, or the mesh, that a trace has found."""
@@ -385,10 +382,8 @@ class Executable:
             known |= scope.variables
             consumed |= scope.written
             held.update(scope.apart)
-            place = scopes.place_of(scope)
-        held.update(
-            one for one in components.diverged(known) if components.recall(known[one]) is not None
-        )
+            place = scope.place
+        held |= components.diverged(known)
         consumed = {one: variable for one, variable in consumed.items() if one not in held}
         return Executable(consumed, known, [one for one in known if one in held], place)
 
@@ -471,7 +466,7 @@ class Executable:
         scope = scopes.ProgramScope(known, values, held)
         with scope:
             results = map_values(in_one_array, self._traced(arrays))
-        if scope.variables or (place is None and scope.placements):
+        if scope.variables or (place is None and scope.place is not None):
             raise Incomplete(scope)
         # A variable whose array is consumed needs a new array, even if this trace writes none.
         written = {**dict(list(known.items())[: self._consumed]), **scope.written}

@@ -25,13 +25,8 @@ from jax import numpy as jnp
 
 from kerasdist.backends.base.checks import check_summable
 from kerasdist.backends.jax.loops import scopes
-from kerasdist.backends.jax.loops.replica_scope import (
-    ByName,
-    Differentiated,
-    Exchange,
-    ReplicaScope,
-)
-from kerasdist.backends.jax.mesh.arrays import cut, is_array, padded
+from kerasdist.backends.jax.loops.replica_scope import Differentiated, Exchange, ReplicaScope
+from kerasdist.backends.jax.mesh.arrays import cut, is_array, largest_of, padded
 from kerasdist.backends.jax.mesh.layout import AXIS
 from kerasdist.core.context import current, replica_scope
 from kerasdist.errors import ReplicaError, UnsupportedError
@@ -73,14 +68,9 @@ class _Inside(BaseException):
 
 @final
 class _Replay(Exchange):
-    """Returns the known results of earlier exchanges, in order; the next exchange raises `_Pause`.
-
-    Attributes:
-        base: The scope of the code that makes these exchanges.
-    """
+    """Gives the code the results of earlier exchanges; the next exchange raises `_Pause`."""
 
     def __init__(self, results: Sequence[tuple[str, Sequence[Any]]], group: int) -> None:
-        self.base: Any = None
         self._results = results
         self._group = group
         self._position = 0
@@ -196,7 +186,7 @@ class Groups:
         columns = list(zip(*(pause.brought for pause in pauses), strict=True))
         match first.kind:
             case "an all-reduce":
-                result: Any = ByName().total([self._own(column) for column in columns])
+                result: Any = Exchange().total([self._own(column) for column in columns])
             case "all_gather":
                 result = self._gathered(columns[0], first.how)
             case "merge_call":
@@ -219,7 +209,7 @@ class Groups:
         states = [pause.scope.state_mapping for pause in pauses]
         every = {key: value for state in states for key, value in state.items()}
         values = {k: self._own([s.get(k, value) for s in states]) for k, value in every.items()}
-        scope = first.scope.beside(values, ByName(), apart)
+        scope = first.scope.beside(values, Exchange(), apart)
         with scope, replica_scope(None):
             leaves = [self._own(one) if self._differ(one) else one[0] for one in columns]
             result = first.how(leaves)
@@ -286,6 +276,6 @@ class Groups:
 def _alike(arrays: Sequence[Any]) -> list[Any]:
     """Pads arrays to one common shape."""
     if len({one.ndim for one in arrays}) > 1:
-        return list(arrays)  # a later check refuses arrays of different ranks
-    shape = tuple(map(max, zip(*(one.shape for one in arrays), strict=True)))
+        return list(arrays)  # another check reports arrays of different ranks
+    shape = largest_of([one.shape for one in arrays])
     return [padded(one, shape) for one in arrays]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import abc
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -14,7 +13,6 @@ from jax import numpy as jnp
 
 from kerasdist import keras_compat
 from kerasdist.api.options import CommunicationOptions
-from kerasdist.api.values import PerReplica
 from kerasdist.backends.base.checks import check_communication, check_summable
 from kerasdist.backends.base.collectives import DEFAULT_COMMUNICATION, Apply, Collectives, Variables
 from kerasdist.backends.base.variable_rules import (
@@ -27,8 +25,7 @@ from kerasdist.backends.base.variable_rules import (
 from kerasdist.backends.jax.loops import scopes
 from kerasdist.backends.jax.loops.components import divide, split_sum
 from kerasdist.backends.jax.loops.scopes import Scope
-from kerasdist.backends.jax.loops.values import Own, flatten, own
-from kerasdist.backends.jax.mesh.arrays import is_array
+from kerasdist.backends.jax.loops.values import flatten, of_own, own
 from kerasdist.backends.jax.mesh.layout import AXIS, is_first, only_first
 from kerasdist.core import context
 from kerasdist.core.structures import Arguments
@@ -54,42 +51,16 @@ class Differentiated:
     notes: Any
 
 
-class Exchange(abc.ABC):
-    """The ways to exchange values between replicas. All replicas must make the same calls.
+class Exchange:
+    """Exchanges values between the replicas, which must all make the same calls.
+
+    This class uses JAX's collectives over the mesh axis; the gradient of `psum` is `psum`.
 
     Attributes:
         base: The scope of the code that makes the exchanges.
     """
 
     base: Any = None
-
-    @abc.abstractmethod
-    def total(self, tensors: Sequence[jax.Array]) -> list[jax.Array]:
-        """Returns each tensor summed over the replicas."""
-
-    @abc.abstractmethod
-    def gather(self, tensor: jax.Array, axis: int) -> jax.Array:
-        """Returns the replicas' tensors concatenated along an axis."""
-
-    @abc.abstractmethod
-    def merge(self, scope: Any, leaves: Sequence[Any], call: Callable[[list[Any]], Any]) -> Any:
-        """Calls a function once for all replicas."""
-
-    def differentiated(
-        self, scope: Any, alone: Callable[[], Differentiated], joint: Any, by: Any
-    ) -> Differentiated:
-        """Differentiates a function that may exchange values; this default just calls `alone`."""
-        return alone()
-
-    def first(self, tensor: jax.Array) -> jax.Array:
-        """Returns replica 0's tensor."""
-        [chosen] = self.total([only_first(tensor)])
-        return chosen.astype(tensor.dtype)
-
-
-@final
-class ByName(Exchange):
-    """Exchanges values by JAX's collectives over the mesh axis; a `psum`'s gradient is a `psum`."""
 
     def total(self, tensors: Sequence[jax.Array]) -> list[jax.Array]:
         """Sums each tensor over the replicas, all of them in one `psum`."""
@@ -104,6 +75,17 @@ class ByName(Exchange):
     def merge(self, scope: Any, leaves: Sequence[Any], call: Callable[[list[Any]], Any]) -> Any:
         """Just calls the function, because JAX traces the code once for all replicas anyway."""
         return call(list(leaves))
+
+    def differentiated(
+        self, scope: Any, alone: Callable[[], Differentiated], joint: Any, by: Any
+    ) -> Differentiated:
+        """Differentiates a function that may exchange values, by calling `alone`."""
+        return alone()
+
+    def first(self, tensor: jax.Array) -> jax.Array:
+        """Returns replica 0's tensor."""
+        [chosen] = self.total([only_first(tensor)])
+        return chosen.astype(tensor.dtype)
 
 
 @final
@@ -212,18 +194,16 @@ class ReplicaScope(Scope):
     def aggregates(
         self, variables: Sequence[keras.Variable], values: Sequence[jax.Array]
     ) -> list[jax.Array]:
-        """Returns the aggregates of several variables' components, by one collective for all."""
-        parts = []
-        for variable, value in zip(variables, values, strict=True):
-            parts.append(value if counts_all_replicas(variable) else only_first(value))
-        results = []
-        for variable, value, total in zip(
-            variables, values, self.exchange.total(parts), strict=True
-        ):
-            mean = variable.aggregation == "mean"
-            result = divide(total, self._replicas) if mean else total
-            results.append(result.astype(value.dtype))
-        return results
+        """Returns the aggregates of several variables' components, by one sum for all of them."""
+        parts = [
+            value if counts_all_replicas(variable) else only_first(value)
+            for variable, value in zip(variables, values, strict=True)
+        ]
+        totals = self.exchange.total(parts)
+        for index, variable in enumerate(variables):
+            if variable.aggregation == "mean":
+                totals[index] = divide(totals[index], self._replicas)
+        return [total.astype(value.dtype) for total, value in zip(totals, values, strict=True)]
 
 
 def current() -> ReplicaScope | None:
@@ -245,11 +225,9 @@ class JaxCollectives(Collectives):
         leaves, structure = flatten(given)
 
         def merged(leaves: list[Any]) -> Any:
-            values = [
-                PerReplica(Own(leaf, self._replicas)) if is_array(leaf) else leaf for leaf in leaves
-            ]
+            values = of_own(jax.tree.unflatten(structure, leaves), self._replicas)
             with context.replica_scope(None):
-                return own(jax.tree.unflatten(structure, values).call(function, strategy))
+                return own(values.call(function, strategy))
 
         return self._scope.exchange.merge(self._scope, leaves, merged)
 
@@ -276,26 +254,13 @@ class JaxCollectives(Collectives):
         if self._applies:  # an outer optimizer has already summed the gradients
             return apply(optimizer, gradients, variables)
         known = keras_compat.optimized_variables(optimizer) if variables is None else variables
-        # The gradient of a float8 scale, for example, is the scale's next value. Such gradients
-        # are not summed: the largest is taken.
-        replaced = {
-            index for index, variable in enumerate(known) if variable.overwrite_with_gradient
-        }
-        added = [
-            gradient
-            for index, gradient in enumerate(gradients)
-            if gradient is not None and index not in replaced
-        ]
-        sums = iter(self.all_sum(added))
-
-        def combined(index: int, gradient: object) -> Any:
-            if gradient is None:
-                return None
-            if index in replaced:
-                return keras_compat.ops.max(self.all_stack(gradient), axis=0)
-            return next(sums)
-
-        gradients = [combined(*numbered) for numbered in enumerate(gradients)]
+        given = {index: one for index, one in enumerate(gradients) if one is not None}
+        # The gradient of a float8 scale, for example, is its next value, so the maximum is taken.
+        replaced = [index for index in given if known[index].overwrite_with_gradient]
+        added = [index for index in given if index not in replaced]
+        sums = dict(zip(added, self.all_sum([given[index] for index in added]), strict=True))
+        largest = {i: keras_compat.ops.max(self.all_stack(given[i]), axis=0) for i in replaced}
+        gradients = [(sums | largest).get(index) for index in range(len(gradients))]
         self._applies = True
         try:
             with self._scope.writing("equal"):

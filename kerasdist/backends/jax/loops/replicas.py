@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, final
 
@@ -51,8 +52,9 @@ class JaxReplicaSet(ReplicaSet):
         super().__init__(_in_order_of(self.arrays, jax_devices, devices), options, job)
         self.steps_ahead = STEPS_AHEAD  # also on CPUs, where JAX runs asynchronously
         self.logical_devices = self.arrays.layout
-        if self.arrays.layout.rule is not None or self.arrays.layout.offload:
-            sharded_state.add(self)
+        if self.arrays.layout.shards_between_steps:
+            keras_compat.internals.INITIALIZE.require()
+            sharded_state.install()
         if self.arrays.layout.rule is not None:
             self.reads_need_all_workers = job is not None
         self._kind = jax_devices[0].device_kind
@@ -61,16 +63,12 @@ class JaxReplicaSet(ReplicaSet):
         hosts = 1
         if job is not None and isinstance(options.sharding, Sharding) and options.sharding.within:
             hosts = job.num_workers // job.workers_a_host()
-        if len(devices) == 1:  # or a plan, in which one device stands for all devices
-            layout = Layout(devices, offload=options.offload is not None)
-        else:
-            layout = Layout(
-                devices,
-                options.devices_per_replica,
-                options.sharding,
-                hosts,
-                offload=options.offload is not None,
-            )
+        if len(devices) == 1:  # in a plan, one device stands for all devices
+            options = replace(options, devices_per_replica=1, sharding=None)
+        offload = options.offload is not None
+        layout = Layout(
+            devices, options.devices_per_replica, options.sharding, hosts, offload=offload
+        )
         if layout.spans_workers:
             assert job is not None
             return WorkerPlacement(layout, job, self.begin_step, self._note_batch)
@@ -132,27 +130,22 @@ class JaxReplicaSet(ReplicaSet):
         return worker_placement.shards_of(variable)
 
     def held(self, variable: keras.Variable) -> tuple[str, str, tuple[int, ...]]:
-        """Returns which axes of the mesh shard a variable, why, and a shard's shape."""
-        layout = self.logical_devices  # the layout of a plan has devices of other machines
-        how, why, shape = self._divided(layout, variable)
+        """Returns which axes of the mesh divide a variable, why, and a shard's shape."""
+        layout: Layout = self.logical_devices  # that of a plan has devices of other machines
+        [sharding], (how, why, shape) = layout.of_variables([variable]), super().held(variable)
+        if layout.rule is not None:
+            why = layout.rule.why(variable)
+        elif not sharding.is_fully_replicated:
+            why = "the script divides it"
+        if not sharding.is_fully_replicated:
+            axes = [*sharding.spec, *[None] * (len(shape) - len(sharding.spec))]
+            names = [" and ".join(one) if isinstance(one, tuple) else str(one) for one in axes]
+            if isinstance(layout.rule, ByLayoutMap):
+                names = [one.removeprefix("logical_") for one in names]
+            how, shape = f"({', '.join(names)})", tuple(sharding.shard_shape(shape))
         return (
             (f"{how}, on the host", why, (0,)) if layout.offloads(variable) else (how, why, shape)
         )
-
-    def _divided(
-        self, layout: Layout, variable: keras.Variable
-    ) -> tuple[str, str, tuple[int, ...]]:
-        [sharding], shape = layout.of_variables([variable]), tuple(variable.shape)
-        if layout.rule is None and sharding.is_fully_replicated:
-            return super().held(variable)
-        why = "the script divides it" if layout.rule is None else layout.rule.why(variable)
-        if sharding.is_fully_replicated:
-            return "whole", why, shape
-        axes = [*sharding.spec, *[None] * (len(shape) - len(sharding.spec))]
-        names = [" and ".join(one) if isinstance(one, tuple) else str(one) for one in axes]
-        if isinstance(layout.rule, ByLayoutMap):
-            names = [one.removeprefix("logical_") for one in names]
-        return f"({', '.join(names)})", why, tuple(sharding.shard_shape(shape))
 
     def checksums(self, variables: Sequence[keras.Variable]) -> list[int]:
         """Returns a checksum of each variable's value on this worker; 0 for a sharded variable."""
@@ -171,7 +164,7 @@ class JaxReplicaSet(ReplicaSet):
         """
         program = scopes.program()
         if program is not None:
-            program.add_placement(self.arrays)
+            program.compute_on(self.arrays)
         return self.arrays.variables()
 
 

@@ -7,9 +7,8 @@ shapes of all components.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, final
 
 import jax
@@ -28,12 +27,7 @@ from kerasdist.backends.base.variable_rules import is_on_read, require_aggregate
 from kerasdist.backends.jax.loops import components, replica_scope, scopes
 from kerasdist.backends.jax.loops.functions import Programs
 from kerasdist.backends.jax.loops.ragged import Groups, Traced
-from kerasdist.backends.jax.loops.replica_scope import (
-    ByName,
-    Exchange,
-    JaxCollectives,
-    ReplicaScope,
-)
+from kerasdist.backends.jax.loops.replica_scope import Exchange, JaxCollectives, ReplicaScope
 from kerasdist.backends.jax.loops.values import (
     Equal,
     Own,
@@ -45,6 +39,7 @@ from kerasdist.backends.jax.loops.values import (
     is_number,
     joined,
     map_values,
+    of_own,
     own,
     reduced,
     source_of,
@@ -71,8 +66,8 @@ if TYPE_CHECKING:
 
 _SHARED, _SHARDED = PartitionSpec(), PartitionSpec(AXIS)
 
-# The code of a replica, called with the replica's scope, its arguments and keyword arguments.
-_Body = Callable[[ReplicaScope, Any, Any], Any]
+# The code of a replica, called with the replica's scope and its arguments.
+_Body = Callable[[ReplicaScope, Arguments], Any]
 
 
 @final
@@ -88,43 +83,42 @@ class JaxRunner(Runner):
         self._updates = Programs()
 
     def run(self, strategy: Strategy, function: Callable[..., Any], given: Arguments) -> Any:
-        """Runs the function once per replica, in a program: the one being traced, or its own."""
-        if scopes.program() is None:
-            whole = partial(self._run_in_program, weakref.ref(strategy), function)
-            return self._runs.of(function)(whole, *self._entering(given))
-        return given.call(self._run_in_program, weakref.ref(strategy), function)
+        """Runs the function once per replica, in the program being traced or a new program."""
 
-    def _run_in_program(
-        self,
-        strategy: weakref.ref[Strategy],
-        function: Callable[..., Any],
-        *args: object,
-        **kwargs: object,
-    ) -> Any:
-        def body(scope: ReplicaScope, args: Any, kwargs: Any) -> Any:
-            owner = strategy()
-            assert owner is not None
+        def body(scope: ReplicaScope, given: Arguments) -> Any:
             replica = ReplicaContext(
-                strategy=owner,
+                strategy=strategy,
                 replica_id_in_sync_group=jax.lax.axis_index(AXIS),
                 num_replicas_in_sync=self._replicas,
                 collectives=JaxCollectives(scope, self._replicas),
             )
             with context.replica_scope(replica):
-                return function(*args, **kwargs)
+                return given.call(function)
 
-        return self._on_each(body, args, kwargs)
+        return self._started(self._runs, function, body, given)
 
-    def _on_each(self, body: _Body, args: Any, kwargs: Any) -> Any:
+    def _started(
+        self, programs: Programs, function: Callable[..., Any], body: _Body, given: Arguments
+    ) -> Any:
+        """Runs code on each device, in the program being traced or the function's own program."""
+        if scopes.program() is not None:
+            return self._on_each(body, given)
+
+        def whole(*args: object, **kwargs: object) -> Any:
+            return self._on_each(body, Arguments(args, kwargs))
+
+        return programs.of(function)(whole, *self._entering(given))
+
+    def _on_each(self, body: _Body, given: Arguments) -> Any:
         """Runs code on each device, as a part of the program that is being traced."""
         merging = replica_scope.current()
-        if merging is not None:  # code of a merge_call, which runs on each device already
-            return self._own_values(body(merging, own(args), own(kwargs)))
+        if merging is not None:  # the code of a merge_call already runs on each device
+            return of_own(body(merging, own(given)), self._replicas)
         program, outer = scopes.program(), scopes.current()
         assert program is not None
         assert outer is not None
-        program.add_placement(self._place)
-        leaves, structure = flatten((args, kwargs))
+        program.compute_on(self._place)
+        leaves, structure = flatten(given)
         sources = [
             source_of(leaf, self._replicas) if is_distributed(leaf) else leaf for leaf in leaves
         ]
@@ -150,9 +144,9 @@ class JaxRunner(Runner):
                     cut(arrays[i], next(sizes)) if i in padded else arrays.get(i, x)
                     for i, x in enumerate(sources)
                 ]
-                own_args, own_kwargs = jax.tree.unflatten(structure, own_leaves)
                 with scope:
-                    results, form = flatten(own(body(scope, own_args, own_kwargs)))
+                    result = body(scope, jax.tree.unflatten(structure, own_leaves))
+                    results, form = flatten(own(result))
                 return Traced(scope, results, form)
 
             shapes: dict[int, Any] = {}
@@ -160,9 +154,9 @@ class JaxRunner(Runner):
                 groups = Groups(list(zip(*padded.values(), strict=True)))
                 end, apart, shapes = groups.run(lambda group, how: traced(groups.kinds[group], how))
             else:
-                end = traced((), ByName())
+                end = traced((), Exchange())
                 apart = {key: end.scope.peek(v) for key, v in end.scope.written_apart().items()}
-            scope = end.scope.beside({}, ByName(), ())
+            scope = end.scope.beside({}, Exchange(), ())
             written = end.scope.variables
             aggregates = scope.aggregates([written[key] for key in apart], list(apart.values()))
             new = {key: end.scope.peek(one) for key, one in written.items() if key not in apart}
@@ -215,19 +209,20 @@ class JaxRunner(Runner):
         scope = replica_scope.current()
         apart = self._has_components(variable)
         differ = apart or any(isinstance(leaf, PerReplica) for leaf in flatten(given)[0])
+        given = Arguments((variable, *given.args), given.kwargs)
         if scope is not None:
             with scope.writing("copy" if differ else "equal"):
-                result = own(given).call(function, variable)
-            return self.local_results(self._own_values(result))
+                result = own(given).call(function)
+            return self.local_results(of_own(result, self._replicas))
         if not differ:
-            return [self._whole(given).call(function, variable)] * self._copies
-        if scopes.program() is None:
-            program = self._updates.of(function)
-            args, kwargs = self._entering(given)
-            whole = partial(self._update_in_program, function)
-            result = program(whole, (variable, *args), kwargs)
-        else:
-            result = given.call(self._update_in_program, function, variable)
+            whole = map_values(_array_of, given)
+            return [whole.call(function)] * self._copies
+
+        def body(scope: ReplicaScope, given: Arguments) -> Any:
+            with context.replica_scope(None), scope.writing("copy"):
+                return given.call(function)
+
+        result = self._started(self._updates, function, body, given)
         leaves, form = flatten(result)
         columns = zip(*(self._components(leaf) for leaf in leaves), strict=True)
         return [jax.tree.unflatten(form, column) for column in columns] or [result] * self._copies
@@ -239,25 +234,6 @@ class JaxRunner(Runner):
         if program is not None:
             return is_on_read(variable) or program.has_components(variable)
         return is_on_read(variable) or components.recall(variable) is not None
-
-    def _own_values(self, structure: Any) -> Any:
-        return map_values(
-            lambda leaf: PerReplica(Own(leaf, self._replicas)) if is_array(leaf) else leaf,
-            structure,
-        )
-
-    def _update_in_program(
-        self,
-        function: Callable[..., Any],
-        variable: keras.Variable,
-        *args: object,
-        **kwargs: object,
-    ) -> Any:
-        def body(scope: ReplicaScope, args: Any, kwargs: Any) -> Any:
-            with context.replica_scope(None), scope.writing("copy"):
-                return function(variable, *args, **kwargs)
-
-        return self._on_each(body, args, kwargs)
 
     def per_replica(self, values: Sequence[Any]) -> Any:
         """Returns a structure of distributed values with the given components."""
@@ -310,30 +286,33 @@ class JaxRunner(Runner):
             for index, leaf in enumerate(leaves)
             if is_distributed(leaf) and not isinstance(leaf.source, Source)
         ]
-        if not by_hand:
-            return structure
-        for index, value in zip(
-            by_hand, self._made([leaves[i].values for i in by_hand], is_number), strict=True
-        ):
+        made = self._made([leaves[i].values for i in by_hand], is_number) if by_hand else []
+        for index, value in zip(by_hand, made, strict=True):
             leaves[index] = value
         return jax.tree.unflatten(form, leaves)
 
     def _made(
         self, columns: Sequence[Sequence[Any]], has_shape: Callable[[Any], bool]
     ) -> list[Any]:
-        """Makes a distributed value from each column of this worker's components.
-
-        All workers must call this method, because they exchange the shapes.
-        """
-        self._check_outside()
+        """Makes one value per column of this worker's components; workers exchange the shapes."""
+        if scopes.program() is not None:
+            raise UnsupportedError(
+                "Expected distributed values to be made outside of strategy.run and of a "
+                "kerasdist.function, where they have several workers: these run one program, and "
+                "the values differ by worker. Received: a call in such a function. Make the value "
+                "before, and give it as an argument."
+            )
         job, here = self._replica_set.job, len(self._place.layout.local_replicas)
-        for column in columns:
+        values: list[Any] = []
+        arrays: dict[int, Sequence[Any]] = {}  # columns by their index
+        for index, column in enumerate(columns):
             require_one_each(column, len(column), here)
-        shaped = [all(map(has_shape, column)) for column in columns]
+            values.append(_of_objects(column))
+            if all(map(has_shape, column)):
+                arrays[index] = column
         own = [
             [[list(np.shape(part)), str(jnp.result_type(part))] for part in column]
-            for column, known in zip(columns, shaped, strict=True)
-            if known
+            for column in arrays.values()
         ]
         everyone = [own]
         if job is not None:
@@ -344,27 +323,12 @@ class JaxRunner(Runner):
                     f"{job.who} Expected as many arrays from all workers. Received: numbers of "
                     f"arrays={counts}, by worker. Make the same structure on every worker."
                 )
-        kinds = iter(zip(*everyone, strict=True))
-        values: list[Any] = []
-        for column, known in zip(columns, shaped, strict=True):
-            if not known:
-                values.append(_of_objects(column))
-                continue
-            parts = [part for theirs in next(kinds) for part in theirs]
-            is_one_array = len({(len(shape), dtype) for shape, dtype in parts}) == 1
-            shapes = [tuple(shape) for shape, _ in parts]
-            joint = self._assembled(column, shapes) if is_one_array else tuple(column)
-            values.append(PerReplica(joint))
+        for index, *forms in zip(arrays, *everyone, strict=True):
+            parts = [part for theirs in forms for part in theirs]
+            if len({(len(shape), dtype) for shape, dtype in parts}) == 1:
+                shapes = [tuple(shape) for shape, _ in parts]
+                values[index] = PerReplica(self._assembled(arrays[index], shapes))
         return values
-
-    def _check_outside(self) -> None:
-        if scopes.program() is not None:
-            raise UnsupportedError(
-                "Expected distributed values to be made outside of strategy.run and of a "
-                "kerasdist.function, where they have several workers: these run one program, and "
-                "the values differ by worker. Received: a call in such a function. Make the value "
-                "before, and give it as an argument."
-            )
 
     def local_results(self, value: Any) -> tuple[Any, ...]:
         """Returns the components of a value or a variable; for anything else a tuple of it."""
@@ -434,13 +398,9 @@ class JaxRunner(Runner):
         tensor = keras_compat.ops.convert_to_tensor(tensor)
         return tensor if is_traced(tensor) else self._place.put(tensor, self._place.whole)
 
-    def _whole(self, structure: Any) -> Any:
-        """Replaces each distributed value in a structure by the array of its components."""
 
-        def array(leaf: Any) -> Any:
-            return local_copy(leaf.source.array) if is_distributed(leaf) else leaf
-
-        return map_values(array, structure)
+def _array_of(leaf: Any) -> Any:
+    return local_copy(leaf.source.array) if is_distributed(leaf) else leaf
 
 
 def _of_objects(leaves: Sequence[Any]) -> Any:

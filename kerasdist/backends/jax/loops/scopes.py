@@ -48,9 +48,9 @@ class Scope(keras.StatelessScope, abc.ABC):
     def peek(self, variable: keras.Variable) -> jax.Array:
         """Returns a variable's value without recording that user code has read it."""
 
-    @abc.abstractmethod
     def combined(self, variable: keras.Variable, value: jax.Array) -> jax.Array:
         """Returns the value to store when user code assigns a value to a variable."""
+        return value
 
     def store(self, variable: keras.Variable, value: jax.Array, stack: jax.Array | None) -> None:
         """Sets the value of a variable."""
@@ -67,8 +67,8 @@ class ProgramScope(Scope):
         held: Those known variables of which each replica has its own component.
         variables: Variables that the program reads or writes and that are no inputs yet.
         written: Variables that the program writes.
-        apart: Variables whose components the program uses or makes.
-        placements: The placements on which the program computes.
+        apart: Variables of which the program uses or makes components.
+        place: The placement on which the program computes; None if it runs where its arguments are.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class ProgramScope(Scope):
         self.held = {key: known[key] for key in stacks}
         self.written: dict[int, keras.Variable] = {}
         self.apart: dict[int, keras.Variable] = {}
-        self.placements: dict[int, Placement] = {}
+        self.place: Placement | None = None
         self._stacks = {key: (stack, self.state_mapping[key]) for key, stack in stacks.items()}
 
     def peek(self, variable: keras.Variable) -> jax.Array:
@@ -92,10 +92,6 @@ class ProgramScope(Scope):
         if value is None:
             self.variables[id(variable)] = variable
             value = jnp.zeros(variable.shape, keras_compat.stored_dtype(variable))
-        return value
-
-    def combined(self, variable: keras.Variable, value: jax.Array) -> jax.Array:
-        """Returns the assigned value unchanged."""
         return value
 
     def store(self, variable: keras.Variable, value: jax.Array, stack: jax.Array | None) -> None:
@@ -128,9 +124,16 @@ class ProgramScope(Scope):
         known = self._stacks.get(id(variable))
         return known is not None and known[1] is value
 
-    def add_placement(self, placement: Placement) -> None:
-        """Records a placement on which the program computes."""
-        self.placements[id(placement)] = placement
+    def compute_on(self, place: Placement) -> None:
+        """Records the placement on which the program computes; refuses another one's devices."""
+        places = [one.devices for one in (self.place or place, place)]
+        if places[0] != places[1]:
+            raise ScopeError(
+                "Expected the strategies that a kerasdist.function uses to have the same devices. "
+                f"Received: devices={[list(map(str, devices)) for devices in places]}. Write a "
+                "function for each."
+            )
+        self.place = self.place or place
 
 
 @final
@@ -190,18 +193,6 @@ def current() -> Scope | None:
 def program() -> ProgramScope | None:
     """Returns the scope of the program that this thread is tracing, None if there is none."""
     return innermost(ProgramScope)
-
-
-def place_of(scope: ProgramScope) -> Placement | None:
-    """Returns the placement on which a program computes, None if no placement is recorded."""
-    places = list(scope.placements.values())
-    if len({tuple(map(str, place.devices)) for place in places}) > 1:
-        raise ScopeError(
-            "Expected the strategies that a kerasdist.function uses to have the same devices. "
-            f"Received: devices={[list(map(str, place.devices)) for place in places]}. Write a "
-            "function for each."
-        )
-    return places[0] if places else None
 
 
 def read_through(variable: keras.Variable) -> Any:

@@ -225,6 +225,13 @@ def own(structure: Any) -> Any:
     return map_values(component, structure)
 
 
+def of_own(structure: Any, replicas: int) -> Any:
+    """Replaces each array in a structure by a value of which this replica has that component."""
+    return map_values(
+        lambda leaf: PerReplica(Own(leaf, replicas)) if is_array(leaf) else leaf, structure
+    )
+
+
 def joined(value: DistributedValues, replicas: int | None = None) -> Source | None:
     """Returns the components of a value in one array; None if their types or ranks differ."""
     source: Any = value.source

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
-from typing import Any
+from itertools import accumulate, groupby
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -14,6 +15,9 @@ from jax.sharding import Sharding, SingleDeviceSharding
 
 HOST = "pinned_host"
 """JAX's name for memory of the host that a device can read and write by itself."""
+
+
+_Item = TypeVar("_Item")
 
 
 def cut(array: Any, shape: Sequence[int]) -> Any:
@@ -87,6 +91,13 @@ def parts_of(array: np.ndarray[Any, Any], dtype: str, sharding: Sharding) -> jax
     jax.block_until_ready(made)  # the caller may change the array
     gc.collect(0)  # JAX frees NumPy's arrays in a collection, or when it takes the next array
     return made
+
+
+def in_bundles(items: Iterable[_Item], sizes: Iterable[int], most: int) -> Iterator[list[_Item]]:
+    """Yields consecutive items together, about `most` bytes of them; one may be larger."""
+    pairs = zip(accumulate(sizes), items, strict=True)
+    for _, bundle in groupby(pairs, lambda pair: pair[0] // most):
+        yield [item for _, item in bundle]
 
 
 def is_sharded(array: jax.Array) -> bool:

@@ -213,7 +213,7 @@ class _Reader:
             made = self._add(_Operation(None, apart), [one.type for one in apart])
             again = dict(zip(apart, made, strict=True))
             inputs = [again.get(one, one) for one in inputs]
-        inner = next(_jaxprs(equation.params))
+        inner = next(inner_programs(equation.params))
         if isinstance(inner, _classes().closed):
             return self.read(inner.jaxpr, inner.consts, inputs)
         return self.read(inner, (), inputs)
@@ -410,7 +410,8 @@ def _is_mark(equation: _Equation) -> bool:
     return equation.primitive.name == "name" and equation.params["name"] == _MARK
 
 
-def _jaxprs(params: Mapping[str, object]) -> Iterator[Any]:
+def inner_programs(params: Mapping[str, object]) -> Iterator[Any]:
+    """Yields the traced functions that an operation has as parameters, such as a loop's body."""
     for value in params.values():
         for one in value if isinstance(value, list | tuple) else [value]:
             if isinstance(one, (_classes().closed, _classes().open)):
@@ -420,7 +421,7 @@ def _jaxprs(params: Mapping[str, object]) -> Iterator[Any]:
 def _has_mark(equation: _Equation) -> bool:
     return _is_mark(equation) or any(
         _has_mark(each)
-        for one in _jaxprs(equation.params)
+        for one in inner_programs(equation.params)
         for each in (one.jaxpr if isinstance(one, _classes().closed) else one).eqns
     )
 

@@ -290,12 +290,12 @@ class Layout:
         spans_workers: Whether the mesh has devices of other processes.
         splits: Which variables are cut over the logical devices.
         sharding: The strategy's argument `sharding`.
-        offload: Whether the optimizer's variables are in the host's memory between updates.
-        rule: Decides how `sharding` shards variables; None if the argument was not given.
+        offload: Whether the host holds the optimizer's variables.
+        rule: Decides which variables `sharding` divides; None if the argument was not given.
+        shards_between_steps: Whether variables are sharded, or on the host, once they are made.
         outputs: A context in which layers lay out their outputs, if a LayoutMap says how.
-        whole: The sharding of an array that every device holds in full.
-        rows: The sharding of an array whose first axis is sharded over the replicas.
-        stacked_rows: The sharding of several such arrays that are stacked along a new first axis.
+        whole: The sharding of an array that every device holds.
+        rows: The sharding of an array that the replicas divide along its first axis.
     """
 
     def __init__(
@@ -333,7 +333,8 @@ class Layout:
         self.splits = Splits(logical_devices)
         self._logical = tuple(names)
         self.mesh = Mesh(grid, (AXIS, *self._logical))
-        if self.rule is not None or offload or logical_devices > 1:
+        self.shards_between_steps = self.rule is not None or offload
+        if self.shards_between_steps or logical_devices > 1:
             _note_slots()
         self.shard_mesh = self.mesh
         self.by_replica: str | tuple[str, ...] = AXIS
@@ -345,17 +346,12 @@ class Layout:
             self.outputs = _OfOutputs(self.rule, self.mesh)
         self.whole = NamedSharding(self.shard_mesh, PartitionSpec())
         self.rows = NamedSharding(self.shard_mesh, PartitionSpec(self.by_replica))
-        self.stacked_rows = NamedSharding(self.shard_mesh, PartitionSpec(None, self.by_replica))
 
-    def entry(self, leaves: Sequence[Any], *, stacked: bool = False) -> NamedSharding:
-        """Returns a batch's sharding as an input: `rows` if it divides evenly, else `whole`.
-
-        With `stacked` the sharding is for a stack of such batches.
-        """
+    def entry(self, leaves: Sequence[Any]) -> NamedSharding:
+        """Returns a batch's sharding as an input: divided if evenly possible, else whole."""
         shapes = map(np.shape, leaves)
-        if not all(shape and shape[0] % self.replicas == 0 for shape in shapes):
-            return self.whole
-        return self.stacked_rows if stacked else self.rows
+        is_even = all(shape and shape[0] % self.replicas == 0 for shape in shapes)
+        return self.rows if is_even else self.whole
 
     def of_variables(self, variables: Sequence[keras.Variable]) -> list[NamedSharding]:
         """Returns the shardings of variables' values; None means that each device has all."""
@@ -392,8 +388,8 @@ class Layout:
 
     @property
     def shards_state(self) -> bool:
-        """Whether there may be variables of which a device holds only a shard, or nothing."""
-        return self.rule is not None or self.offload or bool(self.splits.rules)
+        """Whether there may be a variable that a device does not hold, or only a shard of it."""
+        return self.shards_between_steps or bool(self.splits.rules)
 
     def split_variables(self, rules: Mapping[str, Sequence[int]]) -> None:
         """Adds rules for variables that are cut over the logical devices (see `Splits.add`)."""

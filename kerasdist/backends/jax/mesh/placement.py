@@ -7,7 +7,7 @@ import itertools
 import operator
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from functools import cache, partial
+from functools import partial
 from typing import Any, final
 
 import jax
@@ -229,37 +229,7 @@ class Placement:
 
         return jax.tree.map(constrained, batch)
 
-    def compile(
-        self, step: Step, *, keeps_rows: bool = False, in_loop: bool = False
-    ) -> Callable[..., tuple[Any, Any]]:
-        """Returns a function that runs a step, compiled once for each sharding of batch and state.
-
-        JAX consumes (donates) the state that is passed to the program. `keeps_rows`: whether the
-        outputs are rows that Keras keeps, as in `predict`.
-
-        With `in_loop` the program takes a list of batches, all of the same shapes and types, and
-        runs a step with each. The program returns the outputs of the last step, or a list of all
-        outputs if Keras keeps the rows. The program raises `OtherStateError`, before anything has
-        run, if XLA cannot loop over the step.
-        """
-        programs: dict[Any, Any] = {}
-        seen: dict[Hashable, str] = {}
-
-        def run(state: object, batch: Any, launch: Any = self._launch) -> tuple[Any, Any]:
-            steps = len(batch) if in_loop else 1
-            leaves = jax.tree.leaves(batch[0] if in_loop else batch)
-            entry = self.layout.entry(leaves, stacked=in_loop)
-            if in_loop:
-                batch = _stack(batch, entry)
-            held = self._held(state)
-            key = entry, held if held is self.whole else tuple(jax.tree.leaves(held))
-            if key not in programs:
-                programs[key] = self._jitted(step, held, entry, keeps_rows, in_loop)
-            return launch(programs[key], state, batch, seen, steps)
-
-        return run
-
-    def _launch(
+    def launch(
         self, program: Any, state: Any, batch: Any, seen: dict[Hashable, str], steps: int
     ) -> tuple[Any, Any]:
         """Runs a program of `steps` steps.
@@ -269,38 +239,6 @@ class Placement:
         """
         with donation.launching:
             return program(state, batch)
-
-    def program(self, step: Step, state: Any, batch: Any) -> Any:
-        """Returns the jitted program of a step for arrays of these shapes and shardings."""
-        entry = self.layout.entry(jax.tree.leaves(batch))
-        return self._jitted(step, self._held(state), entry)
-
-    def _jitted(
-        self, step: Step, held: Any, entry: Any, keeps_rows: bool = False, in_loop: bool = False
-    ) -> Any:
-        returned = partial(self._returned, keeps_rows=keeps_rows)
-        options: dict[str, str] = {}
-        if self.layout.rule is not None and self.layout.rule.gathers_weights:
-            step = in_groups(step)
-            if self.shares_memory:
-                # Otherwise XLA, on CPUs, would remove the barriers before it merges sums.
-                options = {"xla_disable_hlo_passes": "cse_barrier_expander"}
-        if in_loop:
-            step = partial(_take_steps, step, held, keeps_rows)
-
-        def program(state: object, batch: object) -> tuple[Any, Any]:
-            with in_step(self.layout), self.layout.outputs:
-                outputs, state = step(state, batch)
-            return jax.tree.map(returned, outputs), state
-
-        # All shardings are given explicitly, because XLA may choose one that JAX cannot express.
-        return jax.jit(
-            program,
-            donate_argnums=0,
-            in_shardings=(held, entry),
-            out_shardings=(None, held),
-            compiler_options=options,
-        )
 
     def _note_batch(self, batch: Any) -> None:
         """Notes the shapes of an eager step's batch, if several workers compare their batches."""
@@ -315,13 +253,7 @@ class Placement:
     def record(self, *what: object) -> None:
         """Records that a program starts, if there are several workers and the user asked for it."""
 
-    def _held(self, state: Any) -> Any:
-        """Returns the sharding of the state: one for all arrays, or a structure of one for each."""
-        if not self.layout.shards_state:
-            return self.whole
-        return jax.tree.map(lambda leaf: leaf.sharding, state)
-
-    def _returned(self, leaf: Any, *, keeps_rows: bool) -> Any:
+    def returned(self, leaf: Any, *, keeps_rows: bool) -> Any:
         """Constrains the sharding of an output, inside a step."""
         # Rows that Keras keeps are also constrained, because this process reads them.
         if not isinstance(leaf, jax.Array):
@@ -353,24 +285,101 @@ class CentralPlacement(Placement):
         """Moves variables' new values to the device of the variables."""
         return jax.device_put([one.addressable_data(0) for one in arrays], self._there)
 
-    def compile(
-        self, step: Step, *, keeps_rows: bool = False, in_loop: bool = False
-    ) -> Callable[..., tuple[Any, Any]]:
-        """Returns a function that runs a compiled step, copying the state to the mesh and back."""
-        on_mesh = super().compile(step, keeps_rows=keeps_rows, in_loop=in_loop)
+    def launch(
+        self, program: Any, state: Any, batch: Any, seen: dict[Hashable, str], steps: int
+    ) -> tuple[Any, Any]:
+        """Runs a program, whose state is on the mesh only while it runs."""
+        state = jax.device_put(state, self.whole)
+        outputs, new = super().launch(program, state, batch, seen, steps)
+        leaves, structure = jax.tree.flatten(new)
+        return outputs, jax.tree.unflatten(structure, self.leave(leaves))
 
-        def run(state: object, batch: object, *launch: Any) -> tuple[Any, Any]:
-            outputs, new = on_mesh(jax.device_put(state, self.whole), batch, *launch)
-            leaves, structure = jax.tree.flatten(new)
-            return outputs, jax.tree.unflatten(structure, self.leave(leaves))
 
-        return run
+@final
+class CompiledStep:
+    """A step, compiled for batches that enter divided, and for those that enter whole.
+
+    JAX consumes (donates) the state that is passed to a program.
+    """
+
+    def __init__(
+        self, place: Placement, step: Step, *, keeps_rows: bool = False, in_loop: bool = False
+    ) -> None:
+        """Compiles nothing before it is called.
+
+        Args:
+            place: The placement on which the step runs.
+            step: The step.
+            keeps_rows: Whether the outputs are rows that Keras keeps, as in `predict`.
+            in_loop: Whether a program takes a list of batches, all of the same shapes and types,
+                and runs a step with each. Then it returns the outputs of the last step, or a list
+                of all outputs if Keras keeps the rows, and raises `OtherStateError`, before
+                anything has run, if XLA cannot loop over the step.
+        """
+        self._place = place
+        self._step = step
+        self._keeps_rows = keeps_rows
+        self._in_loop = in_loop
+        self._programs: dict[Any, Any] = {}
+        self._seen: dict[Hashable, str] = {}
+
+    def __call__(self, state: Any, batch: Any) -> tuple[Any, Any]:
+        """Takes a step, or one with each batch of a list."""
+        steps = len(batch) if self._in_loop else 1
+        return self._place.launch(self.program(state, batch), state, batch, self._seen, steps)
+
+    def bytes_needed(self, state: Any, batch: Any) -> int:
+        """Compiles a program; returns how much memory of a device it takes beside its arguments."""
+        if not self._place.keeps_state:
+            state = jax.device_put(state, self._place.whole)
+        # JAX keeps what is compiled, so a call does not compile it again.
+        memory = self.program(state, batch).lower(state, batch).compile().memory_analysis()
+        outputs = max(0, memory.output_size_in_bytes - memory.alias_size_in_bytes)
+        return memory.temp_size_in_bytes + memory.generated_code_size_in_bytes + outputs
+
+    def program(self, state: Any, batch: Any) -> Any:
+        """Returns the jitted program for arrays of these shapes and shardings."""
+        layout = self._place.layout
+        held: Any = layout.whole
+        entry = layout.entry(jax.tree.leaves(batch))
+        if layout.shards_state:
+            held = jax.tree.map(lambda leaf: leaf.sharding, state)
+        key = entry, *jax.tree.leaves(held)
+        if key not in self._programs:
+            self._programs[key] = self._jitted(held, entry)
+        return self._programs[key]
+
+    def _jitted(self, held: Any, entry: Any) -> Any:
+        place, layout, step = self._place, self._place.layout, self._step
+        returned = partial(place.returned, keeps_rows=self._keeps_rows)
+        options: dict[str, str] = {}
+        if layout.rule is not None and layout.rule.gathers_weights:
+            step = in_groups(step)
+            if place.shares_memory:
+                # Without this, XLA removes barriers on CPUs before it merges sums.
+                options = {"xla_disable_hlo_passes": "cse_barrier_expander"}
+        if self._in_loop:
+            step = partial(_take_steps, step, held, self._keeps_rows)
+
+        def program(state: object, batch: Any) -> tuple[Any, Any]:
+            with in_step(layout), layout.outputs:
+                outputs, state = step(state, batch)
+            return jax.tree.map(returned, outputs), state
+
+        # All shardings are given explicitly, because XLA may choose one that JAX cannot express.
+        return jax.jit(
+            program,
+            donate_argnums=0,
+            in_shardings=(held, entry),
+            out_shardings=(None, held),
+            compiler_options=options,
+        )
 
 
 def _take_steps(
-    step: Step, held: object, keeps_rows: bool, state: object, batches: object
+    step: Step, held: object, keeps_rows: bool, state: object, batches: Sequence[object]
 ) -> tuple[Any, Any]:
-    """Runs a step with each batch of a stack in one XLA loop; `held` is the state's sharding."""
+    """Runs a step with each batch in one XLA loop; `held` is the state's sharding."""
     structure = jax.tree.structure(state)
 
     def take_one(state: object, batch: object) -> tuple[object, object]:
@@ -381,11 +390,11 @@ def _take_steps(
         new = jax.tree.unflatten(structure, jax.tree.leaves(new))
         return jax.lax.with_sharding_constraint(new, held), outputs
 
-    state, outputs = jax.lax.scan(take_one, state, batches)
+    stack = jax.tree.map(lambda *parts: jnp.stack(parts), *batches)
+    state, outputs = jax.lax.scan(take_one, state, stack)
     if not keeps_rows:
         return jax.tree.map(lambda leaf: leaf[-1], outputs), state
-    count = len(jax.tree.leaves(batches)[0])
-    return [jax.tree.map(operator.itemgetter(at), outputs) for at in range(count)], state
+    return [jax.tree.map(operator.itemgetter(at), outputs) for at in range(len(batches))], state
 
 
 def _constrained(array: jax.Array, sharding: Sharding) -> jax.Array:
@@ -395,23 +404,6 @@ def _constrained(array: jax.Array, sharding: Sharding) -> jax.Array:
 
 def _types(state: object) -> list[object]:
     return [(np.shape(leaf), jnp.result_type(leaf)) for leaf in jax.tree.leaves(state)]
-
-
-def _stack(batches: Sequence[object], sharding: Sharding) -> object:
-    """Stacks batches on the host, or on the devices if these hold them."""
-    leaves = jax.tree.leaves(batches[0])
-    if any(isinstance(leaf, jax.Array) and leaf.committed for leaf in leaves):
-        return _stacked_as(sharding)(batches)
-    return jax.tree.map(lambda *parts: np.stack(parts), *batches)
-
-
-@cache
-def _stacked_as(sharding: Sharding) -> Callable[..., object]:
-    """Returns a program that stacks batches, with a sharding for the stack."""
-    return jax.jit(
-        lambda batches: jax.tree.map(lambda *parts: jnp.stack(parts), *batches),
-        out_shardings=sharding,
-    )
 
 
 def _host_or(accelerator: object) -> Any:

@@ -15,15 +15,13 @@ import contextlib
 import ctypes
 import json
 import sys
-import weakref
 from collections.abc import Callable, Sequence
 from functools import cache, lru_cache
-from typing import TYPE_CHECKING, Any, cast, final
+from typing import TYPE_CHECKING, Any, final
 
 import jax
 import keras
 import numpy as np
-from jax import numpy as jnp
 from jax.sharding import NamedSharding
 
 from kerasdist import keras_compat
@@ -45,27 +43,10 @@ from kerasdist.backends.jax.mesh.worker_placement import checksums_of
 from kerasdist.core import context, ownership
 
 if TYPE_CHECKING:
-    from kerasdist.backends.base.interface import ReplicaSet
     from kerasdist.backends.jax.mesh.placement import Placement
 
-# The replica sets whose state may be sharded.
-_replica_sets: weakref.WeakSet[Any] = weakref.WeakSet()
-
-# How many bytes of variables may come and go before `give_back` makes libc return memory.
+# So many bytes of variables may come and go before libc gives memory back.
 _KEPT = 1 << 25
-
-_CONSTANTS: dict[type[Any], Callable[[Any], Any]] = {
-    keras.initializers.Zeros: lambda _: 0,
-    keras.initializers.Ones: lambda _: 1,
-    keras.initializers.Constant: lambda initializer: initializer.value,
-}
-
-
-def add(replica_set: ReplicaSet) -> None:
-    """Lets the variables of a strategy be sharded."""
-    keras_compat.internals.INITIALIZE.require()
-    _replica_sets.add(replica_set)
-    install()
 
 
 @cache
@@ -90,10 +71,9 @@ def _place_of(variable: keras.Variable) -> Placement | None:
         or ownership.strategy_of(weight)
         or context.scoped_strategy()
     )
-    replicas: Any = None if strategy is None else strategy.replica_set
-    if replicas not in _replica_sets:
+    place: Placement | None = getattr(getattr(strategy, "replica_set", None), "arrays", None)
+    if place is None or not place.layout.shards_between_steps:
         return None
-    place = replicas.arrays
     return None if place.layout.of_variable(variable) == place.whole else place
 
 
@@ -108,23 +88,16 @@ def _initialize(original: Callable[..., Any], variable: keras.Variable, initiali
         return
     shape, dtype = tuple(variable.shape), keras_compat.stored_dtype(variable)
     sharding = place.layout.of_variable(variable)
-    constant = _CONSTANTS.get(type(initializer))
-    if constant is not None and sharding.memory_kind == HOST:
-        filled = np.full(shape, constant(initializer), jnp.dtype(dtype))
-        keras_compat.store_value(variable, place.put(filled, sharding))
-        return
-    if constant is not None:
-        filled = jnp.full(shape, constant(initializer), dtype, device=sharding)
-        keras_compat.store_value(variable, filled)
-        return
     work = _work("initial value", variable)
     made = {"new variable": f"{unnumbered(variable.path)} {shape} {dtype}"}
-    kind, seed = place.chiefs(work, made, _kind_of(initializer))
+    kind, seed = _kind_of(initializer)
+    if seed is not None:
+        kind, seed = place.chiefs(work, made, (kind, seed))
     if kind:
         program = _program_of(kind, shape, dtype, sharding)
         # Keras turns a seed into a key in this way.
-        key = keras_compat.ops.convert_to_tensor([seed, 0], dtype="uint32")
-        # Draws run one at a time, to limit the memory for temporary values.
+        key = keras_compat.ops.convert_to_tensor([seed or 0, 0], dtype="uint32")
+        # Programs run one at a time, to limit the memory for temporary values.
         keras_compat.store_value(variable, jax.block_until_ready(program(np.asarray(key))))
         give_back(variable)
         return
@@ -147,13 +120,17 @@ def _initialize(original: Callable[..., Any], variable: keras.Variable, initiali
     keras_compat.store_values(list(written.values()), states)
 
 
-def _kind_of(initializer: Any) -> tuple[str, int]:
-    """Returns how an initializer of Keras draws, and its seed; "" for any other initializer."""
+def _kind_of(initializer: Any) -> tuple[str, int | None]:
+    """Returns how an initializer of Keras draws, and its seed, None if it draws nothing.
+
+    Returns "" for any other initializer.
+    """
     seed = getattr(initializer, "seed", None)
-    if not isinstance(seed, int) or not keras_compat.is_builtin(type(initializer)):
+    if not isinstance(seed, int | None) or not keras_compat.is_builtin(type(initializer)):
         return "", 0
     config = {"class_name": type(initializer).__name__, "config": initializer.get_config()}
-    config["config"]["seed"] = 0  # Without this, Keras would draw a seed and so change later draws.
+    if seed is not None:  # Without this, Keras would draw a seed and so change later draws.
+        config["config"]["seed"] = 0
     try:
         return json.dumps(config), seed
     except TypeError:  # for example, the configuration has a tensor in place of a number
@@ -288,11 +265,11 @@ def whole(variable: keras.Variable, value: object) -> Any:
     """Returns a variable's value as a full array. All workers must call this function."""
     if not isinstance(value, jax.Array) or value.is_fully_replicated:
         return on_device(value)
-    for place in [cast("Placement", replicas.arrays) for replicas in _replica_sets]:
-        if getattr(value.sharding, "mesh", None) == place.layout.shard_mesh:
-            with place.together(_work("read", variable), lambda: None):
-                return place.read(value)
-    return value
+    place = _place_of(variable)
+    if place is None:
+        return value
+    with place.together(_work("read", variable), lambda: None):
+        return place.read(value)
 
 
 def _work(name: str, variable: keras.Variable) -> str:
@@ -323,7 +300,7 @@ def _apply(
 ) -> Any:
     """Lets each device update its shard of the weights, by its shard of the gradients."""
     layout = layout_of_step()
-    if layout is None or not (layout.rule is not None or layout.offload):
+    if layout is None or not layout.shards_between_steps:
         return original(optimizer, optimizer_variables, grads, trainable_variables)
     weights = keras_compat.optimized_variables(optimizer)
     parts = [layout.of_update(weight) for weight in weights]

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
-from collections.abc import Callable, Generator, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
@@ -18,7 +17,14 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 from kerasdist import keras_compat
 from kerasdist.agreement import results
-from kerasdist.backends.jax.mesh.arrays import HOST, is_placed, is_sharded, local_copy, on_device
+from kerasdist.backends.jax.mesh.arrays import (
+    HOST,
+    in_bundles,
+    is_placed,
+    is_sharded,
+    local_copy,
+    on_device,
+)
 from kerasdist.backends.jax.mesh.layout import Layout
 from kerasdist.backends.jax.mesh.placement import Placement
 from kerasdist.core.sharding import HeldShard, Region
@@ -121,7 +127,8 @@ class WorkerPlacement(Placement):
 
     def equalize(self, variables: Sequence[keras.Variable]) -> None:
         """Gives variables the chief's values, bit by bit. All workers must call this method."""
-        for bundle in _bundles(variables):
+        sizes = [keras_compat.stored_value(one).nbytes for one in variables]
+        for bundle in in_bundles(variables, sizes, _BUNDLE):
             arrays = [keras_compat.stored_value(one) for one in bundle]
             values = [np.asarray(array.addressable_data(0)) for array in arrays]
             own = [np.ascontiguousarray(value).reshape(-1).view(np.uint8) for value in values]
@@ -179,28 +186,22 @@ class WorkerPlacement(Placement):
         if total % self.layout.replicas:
             return jax.tree.map(lambda leaf: self.put(leaf, self.whole), batch)
 
-        def assembled(leaf: Any) -> jax.Array:
-            parts = np.split(leaf, len(self.layout.local_replicas))
-            return self.assemble(parts, (total, *leaf.shape[1:]))
-
-        return self.wait_until_sent(jax.tree.map(assembled, batch))
+        return self.wait_until_sent(
+            jax.tree.map(partial(jax.make_array_from_process_local_data, self.rows), batch)
+        )
 
     def _note_batch(self, batch: Any) -> None:
         self._note_shapes(_shapes(batch))
         self.record("of operations of an eager step of", _shapes(batch))
 
-    def _launch(
+    def launch(
         self, program: Any, state: Any, batch: Any, seen: dict[Hashable, str], steps: int
     ) -> tuple[Any, Any]:
-        """Runs a program. The workers compare only the first program before it runs.
-
-        Of a later program each worker notes a digest, without waiting for the others.
-        """
+        """Runs a program; workers compare only their first programs."""
         form: Hashable = _shapes(batch)
         if steps > 1:
-            # All steps are noted before they run, because a worker with other batches may run them
-            # one by one.
-            form = f"{tuple([shape[1:] for shape in _shapes(batch)])}, {steps} steps at once"
+            # All are recorded first, since a worker with different batches runs single steps.
+            form = f"{_shapes(batch[0])}, {steps} steps at once"
         if not seen:
             self._note_shapes(form)
             seen[form] = self.compare(program, state, batch)
@@ -218,7 +219,7 @@ class WorkerPlacement(Placement):
         def result(leaf: object) -> Any:
             return self._collected(leaf) if isinstance(leaf, _Rows) else local_copy(leaf)
 
-        outputs, new = super()._launch(program, state, batch, seen, steps)
+        outputs, new = super().launch(program, state, batch, seen, steps)
         return jax.tree.map(result, outputs, is_leaf=lambda leaf: isinstance(leaf, _Rows)), new
 
     def compare(self, program: Any, *arguments: object) -> str:
@@ -226,7 +227,8 @@ class WorkerPlacement(Placement):
         # JAX has cached the lowered program, so this does not lower the program again.
         return results.require_equal_programs(self._job, program.lower(*arguments).as_text())
 
-    def _returned(self, leaf: Any, *, keeps_rows: bool) -> Any:
+    def returned(self, leaf: Any, *, keeps_rows: bool) -> Any:
+        """Constrains the sharding of an output; rows that Keras keeps stay divided."""
         if not isinstance(leaf, jax.Array):
             return leaf
         if not keeps_rows or not leaf.ndim or len(leaf) < self.layout.replicas:
@@ -234,13 +236,6 @@ class WorkerPlacement(Placement):
         missing = [(0, -len(leaf) % self.layout.replicas)] + [(0, 0)] * (leaf.ndim - 1)
         rows = jax.lax.with_sharding_constraint(jnp.pad(leaf, missing), self.rows)
         return _Rows(rows, len(leaf))
-
-
-def _bundles(variables: Sequence[keras.Variable]) -> Iterator[list[keras.Variable]]:
-    ends = itertools.accumulate(keras_compat.stored_value(one).nbytes for one in variables)
-    pairs = zip(ends, variables, strict=True)
-    for _, bundle in itertools.groupby(pairs, lambda pair: pair[0] // _BUNDLE):
-        yield [variable for _, variable in bundle]
 
 
 @cache
