@@ -215,20 +215,15 @@ class BackupAndRestore(Callback):
         elif job is not None and trainer is not None and trainer.replicas.divides_state:
             run = name_of_run(self.backup_dir, job)
         self._files = RunFiles(
-            self.backup_dir,
-            self._keep,
-            self._mode,
-            job,
-            run,
-            takes_weights=self._takes_weights,
-            in_memory=in_memory,
+            self.backup_dir, self._keep, self._mode, job, run, self._takes_weights, in_memory
         )
         call = {"call": fit_call.of_model(model), "data": self._position.facts}
         self._call = {**call, "forms": forms_of(variables_of(model))}
         stored = self._files.newest(self._call)
-        facts = None if stored is None else dict(stored.chiefs.facts)
-        if facts is not None:  # the chief has already compared these facts
-            facts = {name: one for name, one in facts.items() if name not in self._call}
+        facts: dict[str, Any] | None = None
+        if stored is not None:  # the chief has already compared the facts of the call
+            there = stored.chiefs.facts.items()
+            facts = {name: one for name, one in there if name not in self._call}
         told = self._files.number, self._files.refusal, self._files.of_this_call, facts
         if job is not None:
             told = job.broadcast_object("backup", told)
