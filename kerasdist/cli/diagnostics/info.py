@@ -116,7 +116,7 @@ def info(*, as_json: AsJson = False) -> None:
     if as_json:
         typer.echo(json.dumps(asdict(facts), indent=2))
     else:
-        show(facts)
+        show(facts, Console())
     raise typer.Exit(0 if facts.error is None and facts.backend_problem is None else 1)
 
 
@@ -152,9 +152,8 @@ def gather(environ: Mapping[str, str] = os.environ) -> Facts:
     )
 
 
-def show(facts: Facts, console: Console | None = None) -> None:
+def show(facts: Facts, console: Console) -> None:
     """Prints the facts for human readers."""
-    console = console or Console()
     console.print(_headline(facts), style="bold" if facts.error is None else "bold red")
     headings = ("source", "verdict", "why", "variables")
     asked = table("Sources, in the order in which they are asked", headings, left=4)

@@ -246,8 +246,15 @@ class Launcher:
         """
         attempts: list[AttemptResult] = []
         failures, elastic, again = 0, self._elastic, ""
-        warm = contextlib.closing(self._warm)
-        with self._signals(), self._view(), self._memory(attempts), warm:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(self._signals())
+            stack.enter_context(self._board.in_file())
+            if self._spec.live:
+                console = live.console()
+                stack.enter_context(self._screen.above(console))
+                stack.enter_context(live.shown(self._board, console))
+            stack.callback(self._remove_memory, attempts)
+            stack.callback(self._warm.close)
             while True:
                 slots = self._slots if elastic is None else elastic.choose()
                 if not attempts:
@@ -318,29 +325,14 @@ class Launcher:
         if self._elastic is not None and "frameworks" in said:
             self._warm.start(said["frameworks"])
 
-    @contextlib.contextmanager
-    def _memory(self, attempts: Sequence[AttemptResult]) -> Generator[None]:
+    def _remove_memory(self, attempts: Sequence[AttemptResult]) -> None:
         """Removes the copies of backups that workers have left in memory when `fit` did not end."""
-        try:
-            yield
-        finally:
-            folder = start.memory_of(self._spec)
-            shutil.rmtree(folder, ignore_errors=True)
-            is_clean = len(attempts) == 1 and not attempts[0].exit_code
-            slots = () if is_clean or not self._spec.hosts else place(None, self._spec.hosts)
-            hosts = {slot.host for slot in slots if slot.host is not None}
-            start.run_on(hosts, ("rm", "-rf", "--", folder), _CLEANING_SECONDS)
-
-    @contextlib.contextmanager
-    def _view(self) -> Generator[None]:
-        """Keeps the board's file up to date, and shows the live view below other output."""
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(self._board.in_file())
-            if self._spec.live:
-                console = live.console()
-                stack.enter_context(self._screen.above(console))
-                stack.enter_context(live.shown(self._board, console))
-            yield
+        folder = start.memory_of(self._spec)
+        shutil.rmtree(folder, ignore_errors=True)
+        is_clean = len(attempts) == 1 and not attempts[0].exit_code
+        slots = () if is_clean or not self._spec.hosts else place(None, self._spec.hosts)
+        hosts = {slot.host for slot in slots if slot.host is not None}
+        start.run_on(hosts, ("rm", "-rf", "--", folder), _CLEANING_SECONDS)
 
     def stop(self, number: int = signal.SIGTERM) -> None:
         """Passes a signal on to the workers, and sends SIGKILL when their time is over.

@@ -183,9 +183,8 @@ def _work_of(
             in_body = _work_of(body, known, count)
             memory_bytes, cycles = memory_bytes + count * in_body[0], cycles + count * in_body[1]
         elif each.operation in ("call", "conditional"):
-            names = _CALLED.findall(each.rest) or _NAME.findall(
-                match[1] if (match := _BRANCHES.search(each.rest)) else ""
-            )
+            branches = _BRANCHES.search(each.rest)
+            names = _CALLED.findall(each.rest) or _NAME.findall(branches[1] if branches else "")
             called = max((_work_of(known[name], known, trips) for name in names), default=(0, 0))
             memory_bytes, cycles = memory_bytes + called[0], cycles + called[1]
         else:
@@ -252,12 +251,9 @@ def _array_sizes(shape: str) -> list[int]:
 
 
 def _size(kind: str, sizes: str) -> int:
-    return math.prod(int(one) for one in sizes.split(",") if one) * _bits(kind) // 8
-
-
-def _bits(kind: str) -> int:
     digits = re.search(r"\d+", kind)  # the first number, because a name such as f8e4m3fn has others
-    return int(digits[0]) if digits else 8  # booleans have 8 bits
+    bits = int(digits[0]) if digits else 8  # booleans have 8 bits
+    return math.prod(int(one) for one in sizes.split(",") if one) * bits // 8
 
 
 def _whole_size(kind: str, each: _Instruction, *, asynchronous: bool) -> int:
