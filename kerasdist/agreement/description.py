@@ -482,10 +482,10 @@ def of_data(data: Any, job: Job | None) -> Any:
         ours = equivalent(data)
         if job is None and isinstance(ours, DividedDataset):
             return of_data(ours.source, job)  # a lone replica has the source itself instead
-        return _kind_of(ours)
+        return type(ours).__name__
     if job is not None and shards_itself(data):
         return "a part of a tf.data.Dataset"
-    kind = _kind_of(data)
+    kind = type(data).__name__
     if isinstance(data, keras_compat.DataAdapter):
         return "data of the same call"  # `fit` passes its validation data on to `evaluate`
     if keras_compat.is_tf_dataset(data):
@@ -497,10 +497,6 @@ def of_data(data: Any, job: Job | None) -> Any:
     if len(getattr(data, "shape", ())) > 0:
         return _of_rows(data)
     return described(data) if isinstance(data, bool | int | float | str | None) else kind
-
-
-def _kind_of(data: object) -> str:
-    return type(data).__name__
 
 
 def _of_rows(data: Any) -> Any:

@@ -129,9 +129,8 @@ class BackupAndRestore(Callback):
         super().__init__()
         if not str(backup_dir):
             raise ValueError("Expected a folder. Received: backup_dir=''.")
-        if save_freq not in ("epoch", "auto") and not (
-            isinstance(save_freq, int) and save_freq > 0
-        ):
+        is_number = isinstance(save_freq, int) and save_freq > 0
+        if save_freq not in ("epoch", "auto") and not is_number:
             raise ValueError(
                 "Expected save_freq to be 'epoch', 'auto' or a positive number of batches. "
                 f"Received: {save_freq=}."
@@ -206,7 +205,9 @@ class BackupAndRestore(Callback):
                 f"model={model.name!r}, not built. Give it an Input layer, or call it once."
             )
         job = current_job()
-        self._remembering = Remembering(self._callbacks(), keras_compat.parts_of(model))
+        callbacks = [one for one in self._others if one is not model.history]
+        parts = keras_compat.parts_of(model)
+        self._remembering = Remembering([*callbacks, model.history], parts)
         self._trainable = keras_compat.trainable_layers(model)
         trainer = trainer_of(model)
         run = in_memory = None
@@ -215,20 +216,15 @@ class BackupAndRestore(Callback):
         elif job is not None and trainer is not None and trainer.replicas.divides_state:
             run = name_of_run(self.backup_dir, job)
         self._files = RunFiles(
-            self.backup_dir,
-            self._keep,
-            self._mode,
-            job,
-            run,
-            takes_weights=self._takes_weights,
-            in_memory=in_memory,
+            self.backup_dir, self._keep, self._mode, job, run, self._takes_weights, in_memory
         )
         call = {"call": fit_call.of_model(model), "data": self._position.facts}
         self._call = {**call, "forms": forms_of(variables_of(model))}
         stored = self._files.newest(self._call)
-        facts = None if stored is None else dict(stored.chiefs.facts)
-        if facts is not None:  # the chief has already compared these facts
-            facts = {name: one for name, one in facts.items() if name not in self._call}
+        facts: dict[str, Any] | None = None
+        if stored is not None:  # the chief has already compared the facts of the call
+            there = stored.chiefs.facts.items()
+            facts = {name: one for name, one in there if name not in self._call}
         told = self._files.number, self._files.refusal, self._files.of_this_call, facts
         if job is not None:
             told = job.broadcast_object("backup", told)
@@ -427,9 +423,7 @@ class BackupAndRestore(Callback):
             loaded = [name for name in sys.modules if name in KNOWN]
             channel.tell({"backup": [epoch, batches, epochs], "frameworks": loaded})
 
-    def _facts_for_file(
-        self, variables: Sequence[Any], epoch: int, batches: int
-    ) -> dict[str, object]:
+    def _facts_for_file(self, variables: list[Any], epoch: int, batches: int) -> dict[str, object]:
         """Returns the facts about the run that the file contains."""
         return {
             "number": self._files.number,
@@ -501,11 +495,6 @@ class BackupAndRestore(Callback):
         states = facts["random of gpus"]
         if rank < len(states):
             random_states.put_back_gpus(states[rank])
-
-    def _callbacks(self) -> list[Callback]:
-        model: Any = self.model
-        kept = [one for one in self._others if one is not model.history]
-        return [*kept, model.history]
 
 
 @contextlib.contextmanager

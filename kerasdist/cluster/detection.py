@@ -8,61 +8,33 @@ source that describes the process itself, that source counts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any, final
 
-from kerasdist.cluster import cloud_tpu, kerasdist_variables, resolver, sources
-from kerasdist.cluster.resolver import ClusterResolver
+from kerasdist.cluster import kerasdist_variables
+from kerasdist.cluster.resolver import SOURCES, ClusterResolver
 from kerasdist.cluster.source import Absent, Membership, Source
 from kerasdist.core.earlier_names import refuse_arguments
 from kerasdist.errors import ClusterError, KerasdistError
 
-SOURCES: dict[Source, Callable[[Mapping[str, str] | None], ClusterResolver]] = {
-    kerasdist_variables.SOURCE: resolver.KerasdistClusterResolver,
-    sources.TF_CONFIG: resolver.TFConfigClusterResolver,
-    sources.TORCHRUN: resolver.TorchrunClusterResolver,
-    sources.KERAS: resolver.KerasClusterResolver,
-    sources.JAX: resolver.JAXClusterResolver,
-    # Slurm comes before MPI: `srun --mpi=pmi2` sets PMI's variables too, and Slurm knows hosts.
-    sources.SLURM: resolver.SlurmClusterResolver,
-    sources.OPEN_MPI: resolver.OpenMPIClusterResolver,
-    sources.PMI: resolver.PMIClusterResolver,
-    cloud_tpu.SOURCE: resolver.CloudTPUClusterResolver,
-    sources.SKYPILOT: resolver.SkyPilotClusterResolver,
-    sources.KUBERNETES: resolver.KubernetesClusterResolver,
-}
+Answer = Membership | Absent | KerasdistError
+"""This process's place in a job; or why a source describes no job; or the source's error."""
 
 
-@final
-@dataclass(frozen=True)
-class Finding:
-    """The answer of one source.
-
-    Attributes:
-        source: The source.
-        answer: This process's place in a job; or why the source describes no job; or the source's
-            error.
-    """
-
-    source: Source
-    answer: Membership | Absent | KerasdistError
-
-
-def findings(environ: Mapping[str, str] | None = None) -> tuple[Finding, ...]:
-    """Returns the answers of all sources for the environment, including errors."""
-    found: list[Finding] = []
+def findings(environ: Mapping[str, str] | None = None) -> dict[Source, Answer]:
+    """Returns the answer of each source for the environment, including errors."""
+    found: dict[Source, Answer] = {}
     for source in SOURCES:
         try:
-            found.append(Finding(source, source.ask(environ)))
+            found[source] = source.ask(environ)
         except KerasdistError as error:
-            found.append(Finding(source, error))
-    return tuple(found)
+            found[source] = error
+    return found
 
 
-def choose(found: tuple[Finding, ...]) -> Source | None:
+def choose(found: Mapping[Source, Answer]) -> Source | None:
     """Returns the source that counts; None if no source describes a cluster."""
-    told = [(each.source, each.answer) for each in found if not isinstance(each.answer, Absent)]
+    told = [(source, answer) for source, answer in found.items() if not isinstance(answer, Absent)]
     of_process = [answer for source, answer in told if not source.is_of_place]
     # A launcher inside of this task or pod takes precedence, because it describes the workers.
     trusted = [

@@ -186,6 +186,10 @@ class SimpleClusterResolver(ClusterResolver):
         return self._membership
 
 
+SOURCES: dict[Source, type[EnvironmentResolver]] = {}
+"""The resolver of each source, in the order of precedence, which is that of the classes below."""
+
+
 class EnvironmentResolver(ClusterResolver):
     """The cluster that a source describes by environment variables.
 
@@ -200,6 +204,10 @@ class EnvironmentResolver(ClusterResolver):
 
     _source: ClassVar[Source]
 
+    def __init_subclass__(cls, source: Source) -> None:
+        cls._source = source
+        SOURCES[source] = cls
+
     def __init__(self, environ: Mapping[str, str] | None = None, **earlier: Any) -> None:
         refuse_arguments("a resolver", earlier)
         self._membership = self._source.membership(environ)
@@ -210,85 +218,64 @@ class EnvironmentResolver(ClusterResolver):
 
 
 @final
-class KerasdistClusterResolver(EnvironmentResolver):
+class KerasdistClusterResolver(EnvironmentResolver, source=kerasdist_variables.SOURCE):
     """The cluster that ``KERASDIST_WORKERS`` and ``KERASDIST_RANK`` describe."""
-
-    _source = kerasdist_variables.SOURCE
 
 
 @final
-class TFConfigClusterResolver(EnvironmentResolver):
+class TFConfigClusterResolver(EnvironmentResolver, source=sources.TF_CONFIG):
     """The cluster that ``TF_CONFIG`` describes.
 
     Source:
     https://www.tensorflow.org/api_docs/python/tf/distribute/cluster_resolver/TFConfigClusterResolver
     """
 
-    _source = sources.TF_CONFIG
-
 
 @final
-class TorchrunClusterResolver(EnvironmentResolver):
+class TorchrunClusterResolver(EnvironmentResolver, source=sources.TORCHRUN):
     """The cluster that torchrun's variables describe."""
 
-    _source = sources.TORCHRUN
-
 
 @final
-class KerasClusterResolver(EnvironmentResolver):
+class KerasClusterResolver(EnvironmentResolver, source=sources.KERAS):
     """The cluster that ``KERAS_DISTRIBUTION_*`` describes."""
 
-    _source = sources.KERAS
-
 
 @final
-class JAXClusterResolver(EnvironmentResolver):
+class JAXClusterResolver(EnvironmentResolver, source=sources.JAX):
     """The cluster that ``JAX_COORDINATOR_ADDRESS`` and JAX's other variables describe."""
 
-    _source = sources.JAX
-
 
 @final
-class SlurmClusterResolver(EnvironmentResolver):
+class SlurmClusterResolver(EnvironmentResolver, source=sources.SLURM):
     """The cluster of a Slurm step of several tasks.
 
     Source:
     https://www.tensorflow.org/api_docs/python/tf/distribute/cluster_resolver/SlurmClusterResolver
     """
 
-    _source = sources.SLURM
 
-
+# Slurm comes before MPI: `srun --mpi=pmi2` sets PMI's variables too, and Slurm knows hosts.
 @final
-class OpenMPIClusterResolver(EnvironmentResolver):
+class OpenMPIClusterResolver(EnvironmentResolver, source=sources.OPEN_MPI):
     """The cluster of processes that Open MPI's ``mpirun`` has started."""
 
-    _source = sources.OPEN_MPI
-
 
 @final
-class PMIClusterResolver(EnvironmentResolver):
+class PMIClusterResolver(EnvironmentResolver, source=sources.PMI):
     """The cluster of processes that ``mpirun`` of MPICH, Intel MPI or a similar MPI has started."""
 
-    _source = sources.PMI
-
 
 @final
-class CloudTPUClusterResolver(EnvironmentResolver):
+class CloudTPUClusterResolver(EnvironmentResolver, source=cloud_tpu.SOURCE):
     """The cluster of the hosts of a Cloud TPU."""
 
-    _source = cloud_tpu.SOURCE
-
 
 @final
-class SkyPilotClusterResolver(EnvironmentResolver):
+class SkyPilotClusterResolver(EnvironmentResolver, source=sources.SKYPILOT):
     """The cluster of the nodes of a SkyPilot task."""
 
-    _source = sources.SKYPILOT
-
 
 @final
-class KubernetesClusterResolver(EnvironmentResolver):
+class KubernetesClusterResolver(EnvironmentResolver, source=sources.KUBERNETES):
     """The cluster of the pods of an indexed Kubernetes Job."""
-
-    _source = sources.KUBERNETES

@@ -63,12 +63,11 @@ class Membership:
                 f"Expected from 1 to {self.num_workers} workers on this machine. Received: "
                 f"local_workers={self.local_workers}, from {self.source}."
             )
-        if self.local_rank is not None and not 0 <= self.local_rank < (
-            self.local_workers or self.num_workers
-        ):
+        local = self.local_workers or self.num_workers
+        if self.local_rank is not None and not 0 <= self.local_rank < local:
             raise ClusterError(
-                f"Expected a number below {self.local_workers or self.num_workers} for the worker "
-                f"on this machine. Received: local_rank={self.local_rank}, from {self.source}."
+                f"Expected a number below {local} for the worker on this machine. Received: "
+                f"local_rank={self.local_rank}, from {self.source}."
             )
 
     @property

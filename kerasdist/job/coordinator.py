@@ -14,8 +14,7 @@ import asyncio
 import json
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, final
@@ -133,7 +132,8 @@ class Meeting:
         return protocol.packed({"type": "met", **kept})
 
 
-_KEPT_SAVES = 1000
+# The coordinator keeps the files of this number of steps.
+_KEPT_STEPS = 1000
 
 
 @final
@@ -163,55 +163,6 @@ class Save:
 
 
 @final
-class Saves:
-    """The files that the chief has written, and the workers that wait for such a file."""
-
-    def __init__(self) -> None:
-        self._written: dict[tuple[int, str, int], Mapping[str, object]] = {}
-        self._of_step: Counter[int] = Counter()
-        self._of_path: Counter[tuple[int, str]] = Counter()
-        self._waiting: list[Save] = []
-
-    def wrote(self, step: int, path: str, outcome: Mapping[str, object]) -> None:
-        """Adds a file that the chief has written, or has failed to write."""
-        self._written[step, path, self._of_path[step, path]] = outcome
-        self._of_step[step] += 1
-        self._of_path[step, path] += 1
-        if len(self._written) > _KEPT_SAVES:
-            del self._written[next(iter(self._written))]
-
-    def take_waiting(self) -> list[Save]:
-        """Returns and removes the waiting workers, whose questions are then tried again."""
-        waiting, self._waiting = self._waiting, []
-        return waiting
-
-    def answers(
-        self, asking: Iterable[Save], chief_step: int, chief_waits_for: Callable[[int], bool]
-    ) -> Iterator[tuple[Save, Mapping[str, object]]]:
-        """Yields the known answers; a worker with an empty answer writes the file itself.
-
-        Workers without an answer continue to wait.
-        """
-        for save in asking:
-            outcome = self._written.get((save.step, save.path, save.occurrence))
-            if outcome is not None:
-                yield save, outcome
-            elif (
-                # then the chief has saved another file instead
-                self._of_step[save.step] > save.index
-                or chief_step > save.step
-                or chief_waits_for(save.rank)
-            ):
-                yield save, {}
-            else:
-                self._waiting.append(save)
-
-    def overdue(self, before: float) -> Save | None:
-        """Returns a worker that has waited longer than allowed, or None."""
-        return next((save for save in self._waiting if save.since < before), None)
-
-
-@final
 class Coordinator:
     """Admits workers, exchanges their values, and tells all workers when one of them is lost."""
 
@@ -222,7 +173,9 @@ class Coordinator:
         self._timeouts = timeouts
         self._members: dict[int, Member] = {}
         self._meetings: dict[tuple[str, int], Meeting] = {}
-        self._saves = Saves()
+        # By step and path: the outcomes of the files that the chief has written.
+        self._written: dict[int, dict[str, list[Mapping[str, object]]]] = {}
+        self._waiting: list[Save] = []
         # the workers' answers, while the coordinator asks
         self._next_places: dict[int, int] | None = None
         self._failed = False
@@ -334,11 +287,14 @@ class Coordinator:
             case "next":
                 self._add_next_place(member, message["place"])
             case "wrote":
-                self._saves.wrote(message["step"], message["path"], message["outcome"])
-                self._answer_savers(self._saves.take_waiting())
+                in_step = self._written.setdefault(message["step"], {})
+                in_step.setdefault(message["path"], []).append(message["outcome"])
+                if len(self._written) > _KEPT_STEPS:
+                    del self._written[next(iter(self._written))]
+                self._answer_waiting()
             case "save":
                 del message["type"]
-                self._answer_savers([Save(rank=member.rank, since=self._now, **message)])
+                self._answer(Save(rank=member.rank, since=self._now, **message))
             case "bye":
                 error = message["error"]
                 self._leave(member)
@@ -360,7 +316,7 @@ class Coordinator:
             member.moved = self._now
             member.step, member.place, member.entered = step, place, entered
             if member.rank == CHIEF:
-                self._answer_savers(self._saves.take_waiting())
+                self._answer_waiting()
 
     def _add_next_place(self, member: Member, place: Any) -> None:
         """When all have answered, lets workers meet at the first place that none has passed."""
@@ -371,13 +327,33 @@ class Coordinator:
             self._tell_all({"type": "meet at", "place": max(self._next_places.values())})
             self._next_places = None
 
-    def _answer_savers(self, asking: Iterable[Save]) -> None:
-        """Answers workers that ask for a file of the chief, at once or when the answer is known."""
-        step = self._members[CHIEF].step
-        for save, outcome in self._saves.answers(asking, step, self._chief_waits_for):
-            kept = {"channel": protocol.SAVES, "number": save.number, "values": [outcome]}
-            met = protocol.packed({"type": "met", **kept, "runs": [[0, 1]]})
-            self._members[save.rank].send(met)
+    def _answer_waiting(self) -> None:
+        """Tries again to answer the workers that wait for a file of the chief."""
+        waiting, self._waiting = self._waiting, []
+        for save in waiting:
+            self._answer(save)
+
+    def _answer(self, save: Save) -> None:
+        """Answers a worker that asks for a file of the chief, or lets it wait for the answer.
+
+        If the answer is empty, the worker writes the file itself.
+        """
+        in_step = self._written.get(save.step, {})
+        outcomes = in_step.get(save.path, [])
+        if len(outcomes) > save.occurrence:
+            outcome = outcomes[save.occurrence]
+        elif (
+            # then the chief has saved another file instead
+            sum(map(len, in_step.values())) > save.index
+            or self._members[CHIEF].step > save.step
+            or self._chief_waits_for(save.rank)
+        ):
+            outcome = {}
+        else:
+            self._waiting.append(save)
+            return
+        kept = {"channel": protocol.SAVES, "number": save.number, "values": [outcome]}
+        self._members[save.rank].send(protocol.packed({"type": "met", **kept, "runs": [[0, 1]]}))
 
     def _chief_waits_for(self, rank: int) -> bool:
         return any(
@@ -404,7 +380,7 @@ class Coordinator:
             del self._meetings[key]
             self._conclude(channel, number, meeting)
         elif member.rank == CHIEF:
-            self._answer_savers(self._saves.take_waiting())
+            self._answer_waiting()
 
     def _conclude(self, channel: str, number: int, meeting: Meeting) -> None:
         """Answers all workers of an exchange, after the last one has come."""
@@ -478,11 +454,12 @@ class Coordinator:
 
     def _check_savers(self, now: float) -> None:
         """Fails the job if a worker has waited too long for a file of the chief."""
-        save = self._saves.overdue(now - self._timeouts.meeting)
+        limit = self._timeouts.meeting
+        save = next((one for one in self._waiting if now - one.since > limit), None)
         if save is not None:
             self._fail(
                 "lost",
-                f"worker {CHIEF} did not save {save.path!r} within {self._timeouts.meeting:g} s, "
+                f"worker {CHIEF} did not save {save.path!r} within {limit:g} s, "
                 f"for which worker {save.rank} waited ({named_places(self._doing([CHIEF]))}). "
                 "Raise KERASDIST_MEETING_TIMEOUT if it needs so long",
             )

@@ -101,9 +101,8 @@ def described(interrupt: KeyboardInterrupt, error: BaseException) -> str:
     """Returns one line about an interrupt."""
     said = "interrupted (Ctrl-C)"
     # An interrupt that a framework turns into another error does not pass through user code.
-    said += _place(traceback.extract_tb(interrupt.__traceback__)) or _place(
-        traceback.extract_tb(error.__traceback__)
-    )
+    traces = (traceback.extract_tb(one.__traceback__) for one in (interrupt, error))
+    said += next(filter(None, map(_place, traces)), "")
     if error is not interrupt:
         said += f"; then {type(error).__name__}: {str(error).partition(chr(10))[0][:200]}"
     return said
@@ -134,9 +133,8 @@ def limit_interpreter() -> None:
     """Limits the time of the interpreter's end; first writes files that the script left open."""
     for thing in gc.get_objects():
         if type(thing) in (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom):
-            with contextlib.suppress(
-                OSError, ValueError
-            ):  # a stream may be closed, or its reader has ended
+            # a stream may be closed, or its reader has ended
+            with contextlib.suppress(OSError, ValueError):
                 thing.flush()
     limit(_INTERPRETER_SECONDS)
 

@@ -203,7 +203,7 @@ def _other_job() -> str | None:
     """Returns why this process is already a worker, or a job of its own; None if it is neither."""
     if kerasdist_variables.is_independent(None):
         return f"{kerasdist_variables.CLUSTER}=none makes this process a job of its own"
-    for finding in detection.findings():
-        if not finding.source.is_of_place and not isinstance(finding.answer, Absent):
-            return f"{finding.source.name} has started this process as a worker"
+    for source, answer in detection.findings().items():
+        if not source.is_of_place and not isinstance(answer, Absent):
+            return f"{source.name} has started this process as a worker"
     return None

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import kerasdist
+from kerasdist.cli.launch import job as launch_job
 from kerasdist.cli.launch import start, supervisor, worker
 from kerasdist.cli.launch.job import Launcher
 from kerasdist.cli.launch.placement import Slot
@@ -263,7 +264,7 @@ class TestLibrary:
                 begun = dataclasses.replace(begun, command=["/no/such/program"])
             return worker.Worker(begun, *others)
 
-        monkeypatch.setattr(start, "Worker", second_fails)
+        monkeypatch.setattr(launch_job, "Worker", second_fails)
         with pytest.raises(FileNotFoundError):
             run(tmp_path, "mark(f'pid{rank}'); time.sleep(60)")
         assert left_after(wait_for(tmp_path, "pid0"), 1) == []

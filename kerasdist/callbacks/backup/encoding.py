@@ -434,9 +434,8 @@ class Remembering:
         """Returns a form of the state of each object."""
         states: list[object] = []
         self._lost, self.has_changed = [], False
-        for one, begin, (forms, encoder) in zip(
-            self._objects, self._at_begin, self._encoded(), strict=True
-        ):
+        each = zip(self._objects, self._at_begin, self._encoded(), strict=True)
+        for one, begin, (forms, encoder) in each:
             # The file also has lines of an earlier process, which the script does not write again.
             changed = {
                 key

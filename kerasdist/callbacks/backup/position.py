@@ -39,6 +39,7 @@ of a loader's parts, such as its dataset.
 
 
 @final
+@dataclass
 class Places:
     """The places of the newest iteration over a source.
 
@@ -47,28 +48,20 @@ class Places:
     advance, and is used when Keras asks for it. A place within an epoch is saved together with the
     place of the next epoch, because a pipeline that has read its shuffle to the end no longer has
     the seeds in its own place.
+
+    Attributes:
+        source: The source of the data.
+        parts: The parts of the source, which may change without the source noticing it.
+        is_due: Returns whether the place after a given number of batches may be needed.
+        read_by_python: Whether Python reads the source, and not steps in TensorFlow's graphs.
     """
 
-    def __init__(
-        self,
-        source: object,
-        parts: Remembering,
-        is_due: Callable[[int], bool],
-        *,
-        read_by_python: bool,
-    ) -> None:
-        """Stores a source and its parts.
+    source: object
+    parts: Remembering
+    is_due: Callable[[int], bool]
+    read_by_python: bool
 
-        Args:
-            source: The source of the data.
-            parts: The parts of the source, which may change without the source noticing it.
-            is_due: Returns whether the place after a given number of batches may be needed.
-            read_by_python: Whether Python reads the source, and not steps in TensorFlow's graphs.
-        """
-        self._source = source
-        self._is_due = is_due
-        self._read_by_python = read_by_python
-        self._parts = parts
+    def __post_init__(self) -> None:
         self._kept: list[Place] = []
         self._make: Callable[[], object] | None = None
         self._last: object = None
@@ -87,18 +80,18 @@ class Places:
             self._last = first()
         else:
             count, (place, parts) = to["count"], to["forms"]
-            self._last = keras_compat.begun_at(self._source, first, decode(place))
-            self._parts.put_back(parts)
+            self._last = keras_compat.begun_at(self.source, first, decode(place))
+            self.parts.put_back(parts)
         if self._ahead_to is not None:
             [place, _], self._ahead_to = self._ahead_to["forms"], None
-            self._ahead = keras_compat.begun_at(self._source, make, decode(place))
+            self._ahead = keras_compat.begun_at(self.source, make, decode(place))
         self._kept = self._now(self._last, count)
-        return self._followed(self._last, count) if self._read_by_python else self._last
+        return self._followed(self._last, count) if self.read_by_python else self._last
 
     def _followed(self, iterator: Any, count: int) -> Iterator[object]:
         for batch in iterator:
             count += 1
-            if self._last is iterator and self._is_due(count):
+            if self._last is iterator and self.is_due(count):
                 self._kept += self._now(iterator, count)
             yield batch
 
@@ -106,7 +99,7 @@ class Places:
         """Returns the latest place after at most `count` batches, and forgets places before it."""
         if self._to is not None:  # these batches were the last ones of the epoch
             return self._to
-        if not self._read_by_python and self._last is not None and self._is_due(count):
+        if not self.read_by_python and self._last is not None and self.is_due(count):
             self._kept = self._now(self._last, count)
         there = [one for one in list(self._kept) if one["count"] <= count]
         del self._kept[: max(len(there) - 1, 0)]
@@ -116,7 +109,7 @@ class Places:
         """Returns the place at which the next iteration begins; None if all begin equally."""
         if self._to is not None:  # since that time nothing was read
             return self._to
-        if self._make is None or not keras_compat.is_tf_dataset(self._source):
+        if self._make is None or not keras_compat.is_tf_dataset(self.source):
             return None
         if self._ahead is None:
             self._ahead = self._make()
@@ -132,31 +125,14 @@ class Places:
     def _now(self, iterator: object, count: int) -> list[Place]:
         """Returns the place of an iterator; an empty list if no backup can save its values."""
         encoder = Encoder()
-        place = keras_compat.place_of(self._source, iterator)
+        place = keras_compat.place_of(self.source, iterator)
         form = encoder.encode(place, "the place in the data")
         if encoder.lost:
             return []
-        return [copy.deepcopy({"count": count, "forms": [form, self._parts.state()]})]
+        return [copy.deepcopy({"count": count, "forms": [form, self.parts.state()]})]
 
 
-@final
-@dataclass(frozen=True)
-class _Resume:
-    """How the next iteration begins.
-
-    Attributes:
-        passed: How many batches it skips.
-        random: The states of the random generators at the beginning of the iteration.
-        returns: Whether the present random states are restored afterwards.
-        is_late: Whether the states are set after the iterator was made, because Keras made it
-            before the epoch began.
-    """
-
-    passed: int
-    random: Mapping[str, object]
-    returns: bool
-    is_late: bool
-
+_Make = Callable[[], Any]
 
 _Begin = Mapping[str, Any]
 """The state before an iteration over the data, as a backup keeps it.
@@ -198,7 +174,7 @@ class Position:
         self._interval: Interval | None = None
         self._at_once = 1
         self._passed_before, self._passed = 0, 0
-        self._resume: _Resume | None = None
+        self._resume: Callable[[_Make], Any] | None = None
         self._epochs = 0
         self._adapter: Any = None
         self._length: int | None = None
@@ -255,9 +231,7 @@ class Position:
             self._draws = facts.draws
         elif batches is not None:
             return
-        self._places = Places(
-            source, self._source, self._is_due, read_by_python=self._read_by_python
-        )
+        self._places = Places(source, self._source, self._is_due, self._read_by_python)
         if self._read_by_python:
             keras_compat.follow_source(adapter, source, self._places.begun)
 
@@ -301,23 +275,37 @@ class Position:
     def begun(self, make: Callable[[], Any]) -> Any:
         """Returns an iterator over the data, at the position from which the run continues."""
         resume, self._resume = self._resume, None
-        if resume is None:
-            if self._is_over():
-                # On some backends Keras restarts the data before it calls `on_epoch_end`.
-                self._begin = self._now(random_states.kept())
-                self._passed_before = -self._passed
-                self._is_made = True
-            return make()
+        if resume is not None:
+            return resume(make)
+        if self._is_over():
+            # On some backends Keras restarts the data before it calls `on_epoch_end`.
+            self._begin = self._now(random_states.kept())
+            self._passed_before = -self._passed
+            self._is_made = True
+        return make()
+
+    def _begin_again(
+        self, passed: int, random: Mapping[str, object], within: bool, late: bool, make: _Make
+    ) -> Any:
+        """Returns an iterator that has passed some batches, as in the run that was saved.
+
+        Args:
+            passed: How many batches it passes.
+            random: The states of the random generators at the beginning of the iteration.
+            within: Whether the run continues within an epoch, and restores later states itself.
+            late: Whether Keras had made the iterator before the epoch began, in other states.
+            make: Makes an iterator from the beginning.
+        """
         now = random_states.kept()
-        if not resume.is_late:
-            random_states.put_back(resume.random)
+        if not late:
+            random_states.put_back(random)
         iterator = make()
-        if resume.is_late:
-            random_states.put_back(resume.random)
-        for _ in range(resume.passed):
+        if late:
+            random_states.put_back(random)
+        for _ in range(passed):
             next(iterator, None)
-        if resume.returns:
-            self.restore_random_states(now, resume.random)
+        if not within:
+            self.restore_random_states(now, random)
         return iterator
 
     def restore_random_states(
@@ -413,12 +401,9 @@ class Position:
         if random is None:
             return
         if self._continues:
-            is_late = form["late"]
-            self._begin = self._now(random)
-            self._resume = _Resume(
-                max(passed - read, 0), random, returns=not within, is_late=is_late
-            )
-            self._is_late = is_late
+            self._begin, self._is_late = self._now(random), form["late"]
+            skipped = max(passed - read, 0)
+            self._resume = partial(self._begin_again, skipped, random, within, self._is_late)
         else:
             random_states.put_back(random)
 

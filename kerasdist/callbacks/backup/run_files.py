@@ -20,6 +20,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -46,6 +47,7 @@ _MARK = "finished"
 
 
 @final
+@dataclass
 class RunFiles:
     """Finds the newest backup of a run, writes new backups, and removes old ones.
 
@@ -53,6 +55,14 @@ class RunFiles:
     call, the first call must not touch the second call's backups.
 
     Attributes:
+        folder: The folder of the run's backups.
+        keep: How many backups stay.
+        mode: The permissions of the files.
+        job: The job of this process.
+        run: A name that no other run has, if all workers see the folder and divide variables.
+        takes_weights: Whether a backup of another call can be used.
+        in_memory: The folder in this host's memory to which this process writes each backup first;
+            None if it does not.
         number: The number of the newest backup.
         fit: How many calls of `fit` with this folder had ended in this process before this call.
         in_parts: Whether each worker writes its own shards of the sharded variables.
@@ -61,47 +71,26 @@ class RunFiles:
             used.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        keep: int,
-        mode: int = storage.PRIVATE,
-        job: Job | None = None,
-        run: str | None = None,
-        *,
-        takes_weights: bool = False,
-        in_memory: Path | None = None,
-    ) -> None:
-        """Examines the folder.
+    folder: Path
+    keep: int
+    mode: int = storage.PRIVATE
+    job: Job | None = None
+    run: str | None = None
+    takes_weights: bool = False
+    in_memory: Path | None = None
 
-        Args:
-            folder: The folder of the run's backups.
-            keep: How many backups stay.
-            mode: The permissions of the files.
-            job: The job of this process.
-            run: A name that no other run has, if all workers see the folder and divide variables.
-            takes_weights: Whether a backup of another call can be used.
-            in_memory: The folder in this host's memory to which this process writes each backup
-                first; None if it does not.
-        """
-        self._folder = folder
-        self._keep = keep
-        self._mode = mode
-        self._job = job
-        self._run = run
-        self._place = folder.resolve()
-        self.in_parts = run is not None
+    def __post_init__(self) -> None:
+        self._place = self.folder.resolve()
+        self.in_parts = self.run is not None
         self.fit = _ENDED[self._place]
         self.refusal: str | None = None
         self.of_this_call = True
-        self._takes_weights = takes_weights
-        self._memory = in_memory
         self._copying: Future[None] | None = None
         self.number = max(map(storage.number_of, self._all()), default=0)
 
     @property
     def _is_chiefs(self) -> bool:
-        return self._job is None or self._job.is_chief
+        return self.job is None or self.job.is_chief
 
     def newest(self, call: Mapping[str, object]) -> StoredVariables | None:
         """Returns the newest backup that is complete, None if there is none.
@@ -113,7 +102,7 @@ class RunFiles:
             found = self._first_whole(self._fitting(call))
             if found is None and self._own() != self._all() and self.refusal is None:
                 warn_user(
-                    f"The backups in {self._folder} are of a later call of fit of this script, "
+                    f"The backups in {self.folder} are of a later call of fit of this script, "
                     "for which they stay: this call trains again. Give each call of fit a folder "
                     "of its own, and the first one delete_checkpoint=False, so that it need not."
                 )
@@ -123,21 +112,21 @@ class RunFiles:
     def _fitting(self, call: Mapping[str, object]) -> Iterator[StoredFile]:
         """Yields the chief's files of the backups that belong to this call, newest first."""
         try:
-            hold_folder(self._folder, self._mode)
+            hold_folder(self.folder, self.mode)
         except BackupError as error:
             self.refusal = str(error)
             return
         except OSError as error:
             self.refusal = (
                 "Expected a folder of backups that this process can write. Received: "
-                f"{str(self._folder)!r}: {error.strerror}. Take another one."
+                f"{str(self.folder)!r}: {error.strerror}. Take another one."
             )
             return
-        storage.remove_unfinished(self._folder)
-        variables.remove_orphans(self._folder)
-        mark = _mark_of(self._folder)
+        storage.remove_unfinished(self.folder)
+        variables.remove_orphans(self.folder)
+        mark = _mark_of(self.folder)
         if mark is not None and (self.fit or mark != _run_of_launcher()):
-            _remove_finished(self._folder, mark, self.fit if mark == _run_of_launcher() else None)
+            _remove_finished(self.folder, mark, self.fit if mark == _run_of_launcher() else None)
         for path in self._own():
             try:
                 stored = storage.read(path)
@@ -148,7 +137,7 @@ class RunFiles:
             here = {name: call[name] for name in there}
             try:
                 self.of_this_call = fit_call.is_same(
-                    path, there, here, takes_weights=self._takes_weights
+                    path, there, here, takes_weights=self.takes_weights
                 )
             except BackupError as error:
                 self.refusal = str(error)
@@ -166,7 +155,7 @@ class RunFiles:
             [name, *_] = self._gathered("a backup", chiefs)
             if name is None:
                 return None
-            path = self._folder / name if stored is None else stored.path
+            path = self.folder / name if stored is None else stored.path
             found, complaint = None, None
             try:
                 found = self._checked(stored or StoredFile(path))
@@ -180,15 +169,15 @@ class RunFiles:
 
     def _checked(self, chiefs: StoredFile) -> StoredVariables:
         """Checks this worker's share of the parts of a backup."""
-        job = self._job if self.in_parts else None
+        job = self.job if self.in_parts else None
         rank, workers = (0, 1) if job is None else (job.rank, job.num_workers)
-        variables.require_whole_parts(self._folder, variables.parts_of(chiefs.facts)[rank::workers])
+        variables.require_whole_parts(self.folder, variables.parts_of(chiefs.facts)[rank::workers])
         return StoredVariables(chiefs, rank)
 
     def _gathered(self, label: str, value: object) -> list[Any]:
-        if self._job is None or not self.in_parts:
+        if self.job is None or not self.in_parts:
             return [value]
-        return self._job.all_gather_object(label, value)
+        return self.job.all_gather_object(label, value)
 
     def begin_next(self) -> None:
         """Takes the number of the next backup, after the previous backup is on the disk."""
@@ -204,23 +193,23 @@ class RunFiles:
         Args:
             shards: The shards that this worker holds, by the number of the variable.
         """
-        assert self._job is not None
-        assert self._run is not None
-        rank, own, error = self._job.rank, {}, None
+        assert self.job is not None
+        assert self.run is not None
+        rank, own, error = self.job.rank, {}, None
         try:
             own = variables.write_part(
-                self._folder, self.number, self._run, rank, shards, mode=self._mode
+                self.folder, self.number, self.run, rank, shards, mode=self.mode
             )
         except BackupError:
             raise
         except OSError as caught:
             error = str(caught)
-        told = self._job.gather_object("a part of a backup", [own, error])
+        told = self.job.gather_object("a part of a backup", [own, error])
         failed = [f"worker {rank}: {error}" for rank, (_, error) in enumerate(told) if error]
-        failed = self._job.broadcast_object("parts that were not written", failed)
+        failed = self.job.broadcast_object("parts that were not written", failed)
         if not failed:
             return [part for part, _ in told]
-        if self._job.is_chief:
+        if self.job.is_chief:
             self._give_up("; ".join(failed))
         return None
 
@@ -231,22 +220,22 @@ class RunFiles:
         file to the disk. All workers must call it, because workers that do not write take part in
         the reads.
         """
-        folder = self._folder
-        if self._memory is not None and memory.has_room(self._memory, arrays):
-            folder = self._memory
+        folder = self.folder
+        if self.in_memory is not None and memory.has_room(self.in_memory, arrays):
+            folder = self.in_memory
         elif not self._is_chiefs:
             variables.read_along(arrays)
             return False
         path = storage.path_of(folder, self.number)
         try:
-            storage.write_file(path, facts, arrays, self._mode)
+            storage.write_file(path, facts, arrays, self.mode)
             self._remove_old(folder)
         except BackupError:
             raise
         except OSError as error:
             self._give_up(error, folder)
             return False
-        if folder != self._folder and self._is_chiefs:
+        if folder != self.folder and self._is_chiefs:
             threads = ThreadPoolExecutor(1, "kerasdist-backup")
             self._copying = threads.submit(self._copy, path)
             threads.shutdown(wait=False)
@@ -255,8 +244,8 @@ class RunFiles:
     def _copy(self, path: Path) -> None:
         """Copies a backup to the disk, and removes old backups."""
         with path.open("rb") as file:
-            storage.write_bytes(self._folder / path.name, storage.read_bytes(file), self._mode)
-        self._remove_old(self._folder)
+            storage.write_bytes(self.folder / path.name, storage.read_bytes(file), self.mode)
+        self._remove_old(self.folder)
 
     def wait(self) -> None:
         """Waits until the newest backup is on the disk."""
@@ -269,9 +258,9 @@ class RunFiles:
 
     def _give_up(self, why: object, folder: Path | None = None) -> None:
         with contextlib.suppress(OSError):
-            variables.remove_orphans(self._folder, up_to=self.number)
+            variables.remove_orphans(self.folder, up_to=self.number)
         warn_user(
-            f"Backup {self.number} could not be written to {folder or self._folder}: {why}. "
+            f"Backup {self.number} could not be written to {folder or self.folder}: {why}. "
             "Training goes on, and the next backup is written at its time. Until then a restart "
             "begins at the newest that is there."
         )
@@ -284,31 +273,31 @@ class RunFiles:
         """
         _ENDED[self._place] += 1
         self.wait()
-        if self._memory is not None:
+        if self.in_memory is not None:
             with contextlib.suppress(OSError):
-                storage.remove(path for path in self._own() if path.parent == self._memory)
-                self._memory.rmdir()  # this fails if a later call has copies there
-                self._memory.parent.rmdir()
+                storage.remove(path for path in self._own() if path.parent == self.in_memory)
+                self.in_memory.rmdir()  # this fails if a later call has copies there
+                self.in_memory.parent.rmdir()
         if not self._is_chiefs:
             return
         if removes:
             run, [*newest], old = _run_of_launcher(), self._own()[:1], self._own()[1:]
             with contextlib.suppress(OSError):
                 if run is not None and newest:
-                    (self._folder / _MARK).write_text(run, encoding="utf-8")
-                    self._remove(self._folder, old)
+                    (self.folder / _MARK).write_text(run, encoding="utf-8")
+                    self._remove(self.folder, old)
                     gone = partial(_remove_finished, self._place, run)
-                    if self._job is not None:
-                        self._job.at_leave(gone)
+                    if self.job is not None:
+                        self.job.at_leave(gone)
                     else:
                         atexit.register(lambda: _is_failing() or gone())
                 else:
-                    self._remove(self._folder, [*newest, *old])
-        release_folder(self._folder)
+                    self._remove(self.folder, [*newest, *old])
+        release_folder(self.folder)
 
     def _remove_old(self, folder: Path) -> None:
         own = [path for path in self._own() if path.parent == folder]
-        self._remove(folder, own[self._keep :])
+        self._remove(folder, own[self.keep :])
 
     def _remove(self, folder: Path, paths: Sequence[Path]) -> None:
         """Removes backups before their parts, because no backup without its parts may be found."""
@@ -317,7 +306,7 @@ class RunFiles:
 
     def _all(self) -> list[Path]:
         """Returns all backups, newest first; a copy in memory comes before the copy on disk."""
-        folders = [self._folder] if self._memory is None else [self._memory, self._folder]
+        folders = [self.folder] if self.in_memory is None else [self.in_memory, self.folder]
         found = [path for folder in folders for path in storage.newest_first(folder)]
         return sorted(found, key=storage.number_of, reverse=True)
 

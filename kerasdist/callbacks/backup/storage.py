@@ -73,9 +73,8 @@ class StoredFile:
             try:
                 header = json.loads(file.read(min(length, size)))
             except ValueError as error:
-                raise BackupError("its header is not the one that was written: it is torn") from (
-                    error
-                )
+                torn = "its header is not the one that was written: it is torn"
+                raise BackupError(torn) from error
             begin = file.tell()
         try:
             self.facts: Mapping[str, Any] = dict(header["facts"])

@@ -162,9 +162,8 @@ class StoredVariables:
         if self.chiefs.forms[variable] is not None:
             return self.chiefs.array(variable)
         rows = self._shards[variable][0][0].rows
-        return self._joined(variable, Region(rows, 0, self._size(variable) // rows)).reshape(
-            self._shape(variable)
-        )
+        region = Region(rows, 0, self._size(variable) // rows)
+        return self._joined(variable, region).reshape(self._shape(variable))
 
     def part(self, variable: int, region: Region) -> np.ndarray:
         """Reads a region of a variable, and, if the files allow it, no other data."""
@@ -332,13 +331,14 @@ def restore(
     If workers divide the variables, these are restored one after another. Each worker reads its own
     shards, or gets whole variables from the chief if it does not see the files.
     """
-    replicas = _sharded_by(model)
-    if replicas is None:
+    trainer = trainer_of(model)
+    if trainer is None or not trainer.replicas.divides_state:
         if stored is not None:
             for number, variable in variables:
                 variable.assign(stored.whole(number))
         broadcast(model, [variable for _, variable in variables])
         return
+    replicas = trainer.replicas
     replicas.initial_broadcast.ensure()
     for number, variable in variables:
         if stored is None or not seen_by_all:
@@ -358,12 +358,6 @@ def numbers_of_weights(model: Any, variables: Sequence[Any]) -> list[list[object
     """Returns each weight's number among the variables, with its shape and type."""
     numbers = {id(variable): number for number, variable in enumerate(variables)}
     return [[numbers[id(one)], list(one.shape), one.dtype] for one in model.weights]
-
-
-def _sharded_by(model: keras.Model) -> ReplicaSet | None:
-    """Returns the replicas that divide a model's state between workers, None if there are none."""
-    trainer = trainer_of(model)
-    return trainer.replicas if trainer is not None and trainer.replicas.divides_state else None
 
 
 def broadcast_arrays(

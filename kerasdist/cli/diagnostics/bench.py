@@ -168,7 +168,7 @@ def bench(
     if as_json:
         typer.echo(described(scaling))
     else:
-        show(scaling)
+        show(scaling, Console())
     if plot is not None and scaling.measured:
         draw(scaling, plot)
         typer.echo(f"[kerasdist] wrote {plot}", err=True)
@@ -238,9 +238,8 @@ def reference(*, is_one_machine: bool) -> Reference | None:
     return Reference(first.pcie_rate, f"PCIe {first.pcie_generation} x{first.pcie_width}")
 
 
-def show(scaling: Scaling, console: Console | None = None) -> None:
+def show(scaling: Scaling, console: Console) -> None:
     """Prints the table for human readers."""
-    console = console or Console()
     rows = scaling.measured
     has_batch = all(row.measured["batch"] for row in rows)
     several = any(row.replicas != row.workers for row in rows)

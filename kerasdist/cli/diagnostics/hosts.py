@@ -248,9 +248,8 @@ def _reached(target: Mapping[str, Any]) -> dict[str, object]:
     except OSError as error:
         return {"addresses": [], "error": f"{error}"}
     try:
-        with socket.create_connection(
-            (target["host"], target["port"]), _SECONDS_TO_CONNECT
-        ) as connection:
+        place = target["host"], target["port"]
+        with socket.create_connection(place, _SECONDS_TO_CONNECT) as connection:
             connection.settimeout(_SECONDS_TO_CONNECT)
             said = connection.recv(64).decode(errors="replace")
     except OSError as error:

@@ -19,8 +19,8 @@ import kerasdist
 from kerasdist.cli.formatting import table
 from kerasdist.cli.options import AsJson
 from kerasdist.cluster import detection, kerasdist_variables
-from kerasdist.cluster.detection import Finding
-from kerasdist.cluster.source import Absent, Membership
+from kerasdist.cluster.detection import Answer
+from kerasdist.cluster.source import Absent, Membership, Source
 from kerasdist.config import CPU_DEVICES_VARIABLE
 from kerasdist.core import gpus
 from kerasdist.core.backend_choice import backend_choice, version_of
@@ -116,7 +116,7 @@ def info(*, as_json: AsJson = False) -> None:
     if as_json:
         typer.echo(json.dumps(asdict(facts), indent=2))
     else:
-        show(facts)
+        show(facts, Console())
     raise typer.Exit(0 if facts.error is None and facts.backend_problem is None else 1)
 
 
@@ -129,7 +129,7 @@ def gather(environ: Mapping[str, str] = os.environ) -> Facts:
         resolver = detection.detect(environ)
     except KerasdistError as wrong:
         error = str(wrong)
-    place = next((each.answer for each in found if each.source is believed), None)
+    place = None if believed is None else found[believed]
     membership = None if resolver is None else resolver.membership()
     seen = _gpus(environ, membership)
     backend = backend_choice(environ)
@@ -137,7 +137,7 @@ def gather(environ: Mapping[str, str] = os.environ) -> Facts:
         membership=membership,
         error=error,
         independent=error is None and kerasdist_variables.is_independent(environ),
-        sources=tuple(_source(each, place, environ) for each in found),
+        sources=tuple(_source(*each, place, environ) for each in found.items()),
         backend=backend.name,
         backend_reason=backend.reason,
         backend_problem=backend.problem,
@@ -152,9 +152,8 @@ def gather(environ: Mapping[str, str] = os.environ) -> Facts:
     )
 
 
-def show(facts: Facts, console: Console | None = None) -> None:
+def show(facts: Facts, console: Console) -> None:
     """Prints the facts for human readers."""
-    console = console or Console()
     console.print(_headline(facts), style="bold" if facts.error is None else "bold red")
     headings = ("source", "verdict", "why", "variables")
     asked = table("Sources, in the order in which they are asked", headings, left=4)
@@ -240,16 +239,17 @@ def _headline(facts: Facts) -> str:
     )
 
 
-def _source(finding: Finding, believed: object, environ: Mapping[str, str]) -> SourceFacts:
-    answer = finding.answer
-    variables = {name: environ[name] for name in finding.source.variables if environ.get(name)}
+def _source(
+    source: Source, answer: Answer, believed: object, environ: Mapping[str, str]
+) -> SourceFacts:
+    variables = {name: environ[name] for name in source.variables if environ.get(name)}
     if isinstance(answer, Absent):
-        return SourceFacts(finding.source.name, "absent", answer.reason, variables)
+        return SourceFacts(source.name, "absent", answer.reason, variables)
     if isinstance(answer, KerasdistError):
-        return SourceFacts(finding.source.name, "wrong", str(answer), variables)
+        return SourceFacts(source.name, "wrong", str(answer), variables)
     place, verdict = (answer.rank, answer.num_workers), "contradicts"
     if answer is believed:
         verdict = "believed"
     elif isinstance(believed, Membership):  # in the other case, the sources contradict each other
         verdict = "agrees" if place == (believed.rank, believed.num_workers) else "outer"
-    return SourceFacts(finding.source.name, verdict, "rank {} of {}".format(*place), variables)
+    return SourceFacts(source.name, verdict, "rank {} of {}".format(*place), variables)

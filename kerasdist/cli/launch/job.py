@@ -18,21 +18,32 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import final
 
-from kerasdist.cli.launch import live, report, traces
+from kerasdist.cli.launch import live, report, start, traces
 from kerasdist.cli.launch.elastic.joining import Seats
 from kerasdist.cli.launch.elastic.slots import ElasticSlots
 from kerasdist.cli.launch.elastic.warm import WarmProcesses
 from kerasdist.cli.launch.live import Board
-from kerasdist.cli.launch.placement import Slot, counted, place
+from kerasdist.cli.launch.placement import Slot, counted, open_coordinator, place
 from kerasdist.cli.launch.spec import AttemptResult, JobResult, JobSpec
-from kerasdist.cli.launch.start import begin, memory_of, run_on
-from kerasdist.cli.launch.worker import Event, Exited, Held, Screen, Signalled, Waiting
+from kerasdist.cli.launch.worker import (
+    Event,
+    Exited,
+    Held,
+    Screen,
+    Signalled,
+    Start,
+    Waiting,
+    Worker,
+)
 from kerasdist.errors import ClusterError
 from kerasdist.job.handshake import credentials
 from kerasdist.job.interruption import ExitCode
+from kerasdist.job.listening import COORDINATOR_FD
 
 SETTLE_SECONDS = 0.5
 """After a failure the launcher waits this long for workers that fail by themselves as well."""
@@ -55,34 +66,27 @@ _CLEANING_SECONDS = 10.0
 
 
 @final
+@dataclass
 class Attempt:
-    """One start of a job."""
+    """One start of a job.
 
-    def __init__(
-        self,
-        workers: Iterable[Held],
-        events: queue.SimpleQueue[Event],
-        stop_seconds: float,
-        *,
-        number: int = 0,
-        chief_leads: bool = False,
-    ) -> None:
-        """Makes the attempt.
+    Attributes:
+        to_begin: An iterable that starts each worker when it yields it.
+        events: The queue of the workers' events.
+        stop_seconds: How long workers have from SIGTERM to SIGKILL.
+        number: The number of earlier attempts.
+        chief_leads: Whether rank 0 has started the others: its end is theirs, and a signal that it
+            passes on ends only workers that end by that signal themselves.
+    """
 
-        Args:
-            workers: An iterable that starts each worker when it yields it.
-            events: The queue of the workers' events.
-            stop_seconds: How long workers have from SIGTERM to SIGKILL.
-            number: The number of earlier attempts.
-            chief_leads: Whether rank 0 has started the others: its end is theirs, and a signal that
-                it passes on ends only workers that end by that signal themselves.
-        """
-        self._to_begin = workers
-        self._chief_leads = chief_leads
-        self._number = number
+    to_begin: Iterable[Held]
+    events: queue.SimpleQueue[Event]
+    stop_seconds: float
+    number: int = 0
+    chief_leads: bool = False
+
+    def __post_init__(self) -> None:
         self._passed_on = self._makes_room = False
-        self._events = events
-        self._stop_seconds = stop_seconds
         self._workers: list[Held] = []
         self._signal: int | None = None
         self._stopped_twice = False
@@ -92,7 +96,7 @@ class Attempt:
     def run(self) -> AttemptResult:
         """Runs the workers until all have ended."""
         try:
-            for worker in self._to_begin:
+            for worker in self.to_begin:
                 self._workers.append(worker)
         except BaseException:
             self._kill_at = 0.0
@@ -117,7 +121,7 @@ class Attempt:
                 self._on_exit(self._workers[event.rank])
             elif isinstance(event, Signalled):
                 self._on_signal(event.number)
-            elif isinstance(event, Waiting) and event.attempt == self._number:
+            elif isinstance(event, Waiting) and event.attempt == self.number:
                 self._makes_room = True
                 self._stop(signal.SIGTERM)
             self._act()
@@ -126,7 +130,7 @@ class Attempt:
         """Waits for an event, or for the time of the next signal."""
         at = min(self._stop_at, self._kill_at, self._abandon_at)
         try:
-            return self._events.get(
+            return self.events.get(
                 timeout=None if at == math.inf else max(0.0, at - time.monotonic())
             )
         except queue.Empty:
@@ -134,16 +138,16 @@ class Attempt:
 
     def _on_exit(self, worker: Held) -> None:
         code = 0 if self._passed_on else worker.exit_code
-        of_leader = self._chief_leads and worker.rank == 0
+        of_leader = self.chief_leads and worker.rank == 0
         if self._stopping or (code == 0 and not of_leader):
             return
         # The other workers also end, or also save a backup, or report which worker was lost.
-        slow = {0: self._stop_seconds, ExitCode.PREEMPTED: self._stop_seconds}
+        slow = {0: self.stop_seconds, ExitCode.PREEMPTED: self.stop_seconds}
         slow[ExitCode.LOST_WORKER] = LOST_SECONDS
         self._stop_at = min(self._stop_at, time.monotonic() + slow.get(code, SETTLE_SECONDS))
 
     def _on_signal(self, number: int) -> None:
-        if self._chief_leads:
+        if self.chief_leads:
             self._passed_on = True
             self._signal_all(number)
             return
@@ -177,7 +181,7 @@ class Attempt:
         self._stop_at = math.inf
         if self._stopping:
             return
-        self._kill_at = time.monotonic() + self._stop_seconds
+        self._kill_at = time.monotonic() + self.stop_seconds
         self._signal_all(number)
 
     def _signal_all(self, number: int) -> None:
@@ -242,8 +246,15 @@ class Launcher:
         """
         attempts: list[AttemptResult] = []
         failures, elastic, again = 0, self._elastic, ""
-        warm = contextlib.closing(self._warm)
-        with self._signals(), self._view(), self._memory(attempts), warm:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(self._signals())
+            stack.enter_context(self._board.in_file())
+            if self._spec.live:
+                console = live.console()
+                stack.enter_context(self._screen.above(console))
+                stack.enter_context(live.shown(self._board, console))
+            stack.callback(self._remove_memory, attempts)
+            stack.callback(self._warm.close)
             while True:
                 slots = self._slots if elastic is None else elastic.choose()
                 if not attempts:
@@ -267,54 +278,61 @@ class Launcher:
                     again = "no restart is counted" if last.grows else f"restart {again}"
 
     def _attempt(self, number: int, slots: Sequence[Slot]) -> AttemptResult:
-        spec, board, elastic = self._spec, self._board, self._elastic
+        spec, board = self._spec, self._board
         board.begin_attempt(number, slots)
         if spec.profile is not None:
             traces.forget_old(spec.profile)
-
-        def hear(rank: int, line: bytes) -> None:
-            said = live.report_in(line)
-            board.heard(rank, said)
-            if elastic is not None and "backup" in said:
-                elastic.heard_of_backup(number, *said["backup"])
-            if elastic is not None and "frameworks" in said:
-                self._warm.start(said["frameworks"])
-
-        is_watched = spec.live or spec.logs is not None or elastic is not None
-        heard = hear if is_watched else None
-        workers = begin(
-            spec, slots, number, self._screen, self._events, warm=self._warm, hear=heard
-        )
-        result = Attempt(workers, self._events, spec.stop_seconds, number=number).run()
+        workers = self._begin(number, slots)
+        result = Attempt(workers, self._events, spec.stop_seconds, number).run()
         if spec.profile is not None:
             self._screen.say(traces.merge(spec.profile, len(slots)))
         for each in result.endings:
             board.ended(each.rank, each.exit_code)
         return result
 
-    @contextlib.contextmanager
-    def _memory(self, attempts: Sequence[AttemptResult]) -> Generator[None]:
-        """Removes the copies of backups that workers have left in memory when `fit` did not end."""
-        try:
-            yield
-        finally:
-            folder = memory_of(self._spec)
-            shutil.rmtree(folder, ignore_errors=True)
-            is_clean = len(attempts) == 1 and not attempts[0].exit_code
-            slots = () if is_clean or not self._spec.hosts else place(None, self._spec.hosts)
-            hosts = {slot.host for slot in slots if slot.host is not None}
-            run_on(hosts, ("rm", "-rf", "--", folder), _CLEANING_SECONDS)
+    def _begin(self, number: int, slots: Sequence[Slot]) -> Iterator[Worker]:
+        """Starts the workers of an attempt one after another, and yields each."""
+        spec = self._spec
+        is_watched = spec.live or spec.logs is not None or self._elastic is not None
+        coordinator, listener = open_coordinator(slots)
+        given = start.variables_of(spec, slots, coordinator, number)
+        with listener or contextlib.nullcontext():
+            for slot, variables in zip(slots, given, strict=True):
+                orders, command = start.supervised(spec, slot, variables)
+                orders["sends_reports"] = is_watched
+                orders["warm"] = self._warm.name(slot)
+                if slot.rank == 0 and listener is not None:
+                    variables[COORDINATOR_FD] = str(listener.fileno())
+                    orders["inherited"].append(listener.fileno())
+                begun = Start(
+                    rank=slot.rank,
+                    name=f"worker {slot.rank}/{len(slots)}",
+                    command=command,
+                    orders=orders,
+                    log=spec.logs and start.log_file(spec.logs, number, slot.rank),
+                    told=partial(self._hear, number, slot.rank) if is_watched else None,
+                    connection=slot.connection,
+                )
+                self._warm.take(slot, begun)
+                yield Worker(begun, self._screen, self._events)
 
-    @contextlib.contextmanager
-    def _view(self) -> Generator[None]:
-        """Keeps the board's file up to date, and shows the live view below other output."""
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(self._board.in_file())
-            if self._spec.live:
-                console = live.console()
-                stack.enter_context(self._screen.above(console))
-                stack.enter_context(live.shown(self._board, console))
-            yield
+    def _hear(self, attempt: int, rank: int, line: bytes) -> None:
+        """Handles a worker's report."""
+        said = live.report_in(line)
+        self._board.heard(rank, said)
+        if self._elastic is not None and "backup" in said:
+            self._elastic.heard_of_backup(attempt, *said["backup"])
+        if self._elastic is not None and "frameworks" in said:
+            self._warm.start(said["frameworks"])
+
+    def _remove_memory(self, attempts: Sequence[AttemptResult]) -> None:
+        """Removes the copies of backups that workers have left in memory when `fit` did not end."""
+        folder = start.memory_of(self._spec)
+        shutil.rmtree(folder, ignore_errors=True)
+        is_clean = len(attempts) == 1 and not attempts[0].exit_code
+        slots = () if is_clean or not self._spec.hosts else place(None, self._spec.hosts)
+        hosts = {slot.host for slot in slots if slot.host is not None}
+        start.run_on(hosts, ("rm", "-rf", "--", folder), _CLEANING_SECONDS)
 
     def stop(self, number: int = signal.SIGTERM) -> None:
         """Passes a signal on to the workers, and sends SIGKILL when their time is over.

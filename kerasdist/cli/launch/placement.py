@@ -69,7 +69,8 @@ def place(workers: int | Literal["gpu"] | None, hosts: Sequence[str] = ()) -> tu
         count = workers or 1
         return tuple(Slot(None, rank, rank, count) for rank in range(count))
     listed = [_parsed(entry) for text in hosts for entry in addresses.expand(text, "hosts")]
-    machines = [None if _is_here(name) else name for name, _ in listed]
+    here = "localhost", _LOOPBACK, socket.gethostname()
+    machines = [None if name in here else name for name, _ in listed]
     if len(set(machines)) < len(machines):
         raise ClusterError(
             f"Expected every host once, as host:slots. Received: hosts={list(hosts)}."
@@ -163,10 +164,6 @@ def _parsed(entry: str) -> tuple[str, int | None]:
             f"not begin with a dash. Received: hosts={entry!r}."
         )
     return match["host"], None if match["slots"] is None else int(match["slots"])
-
-
-def _is_here(name: str) -> bool:
-    return name in ("localhost", _LOOPBACK, socket.gethostname())
 
 
 def counted(spec: JobSpec) -> JobSpec:

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import queue
 import secrets
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 
 from kerasdist.cli.launch import supervisor
-from kerasdist.cli.launch.elastic.warm import WarmProcesses
 from kerasdist.cli.launch.placement import Slot, open_coordinator
 from kerasdist.cli.launch.spec import JobSpec
 from kerasdist.cli.launch.supervisor import Orders
@@ -172,49 +169,22 @@ def run_on(hosts: Collection[str], words: Sequence[str], seconds: float) -> set[
         return {host for host, is_done in zip(hosts, done, strict=True) if is_done}
 
 
-def begin(
-    spec: JobSpec,
-    slots: Sequence[Slot],
-    number: int,
-    screen: Screen,
-    events: queue.SimpleQueue[Event],
-    *,
-    warm: WarmProcesses,
-    hear: Callable[[int, bytes], None] | None = None,
-) -> Iterator[Worker]:
-    """Starts the workers one after another, and yields each; `hear` gets their reports."""
-    coordinator, listener = open_coordinator(slots)
-    given = variables_of(spec, slots, coordinator, number)
-    with listener or contextlib.nullcontext():
-        for slot, variables in zip(slots, given, strict=True):
-            orders = orders_of(spec, slot, variables)
-            orders["sends_reports"] = hear is not None
-            orders["warm"] = warm.name(slot)
-            command: Sequence[str] = SUPERVISOR_HERE
-            if slot.host is not None:
-                orders["variables"] = for_another_machine(os.environ) | variables
-                orders["gpus_of"] = slot.own_share[0]
-            if slot.connection is not None:
-                # the machine has the secret, and the connection is not encrypted
-                for name in (SECRET, SECRET_FILE):
-                    orders["variables"].pop(name, None)
-                command = (*SUPERVISOR_HERE, str(slot.connection.fileno()))
-            elif slot.host is not None:
-                command = supervisor_there(spec, slot.host, orders["variables"].get("PYTHONPATH"))
-            elif slot.rank == 0 and listener is not None:
-                variables[COORDINATOR_FD] = str(listener.fileno())
-                orders["inherited"].append(listener.fileno())
-            begun = Start(
-                rank=slot.rank,
-                name=f"worker {slot.rank}/{len(slots)}",
-                command=command,
-                orders=orders,
-                log=spec.logs and log_file(spec.logs, number, slot.rank),
-                told=None if hear is None else partial(hear, slot.rank),
-                connection=slot.connection,
-            )
-            warm.take(slot, begun)
-            yield Worker(begun, screen, events)
+def supervised(
+    spec: JobSpec, slot: Slot, variables: dict[str, str]
+) -> tuple[Orders, Sequence[str]]:
+    """Returns the orders for a worker's supervisor, and the command that starts it."""
+    orders = orders_of(spec, slot, variables)
+    if slot.host is None:
+        return orders, SUPERVISOR_HERE
+    orders["variables"] = for_another_machine(os.environ) | variables
+    orders["gpus_of"] = slot.own_share[0]
+    if slot.connection is None:
+        path = orders["variables"].get("PYTHONPATH")
+        return orders, supervisor_there(spec, slot.host, path)
+    # the machine has the secret, and the connection is not encrypted
+    for name in (SECRET, SECRET_FILE):
+        orders["variables"].pop(name, None)
+    return orders, (*SUPERVISOR_HERE, str(slot.connection.fileno()))
 
 
 def begin_others(

@@ -132,10 +132,6 @@ class Forked:
         self.pid = int(self._answers.readline())
         self._process = os.pidfd_open(self.pid)
 
-    def terminate(self) -> None:
-        """Sends the worker SIGTERM."""
-        self.send_signal(signal.SIGTERM)
-
     def send_signal(self, number: int) -> None:
         """Sends the worker a signal."""
         with contextlib.suppress(ProcessLookupError):
@@ -158,7 +154,7 @@ Worker = subprocess.Popen[bytes] | Forked
 
 def end(worker: Worker, grace: float) -> NoReturn:
     """Ends a worker whose launcher has ended, and then this supervisor."""
-    worker.terminate()
+    worker.send_signal(signal.SIGTERM)
     with contextlib.suppress(subprocess.TimeoutExpired):
         worker.wait(grace)
     end_group(worker)

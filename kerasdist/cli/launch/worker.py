@@ -109,27 +109,23 @@ class LogFile:
 
 
 @final
+@dataclass
 class Pump:
     """Moves a worker's output, line by line, to the screen, and keeps the last lines.
 
-    Args:
+    Attributes:
         screen: The destination of the lines.
         prefix: The text before each line.
         rank: The worker's number.
         told: A function for the reports within the output; None if there are no reports.
     """
 
-    def __init__(
-        self,
-        screen: Screen | LogFile,
-        prefix: str,
-        rank: int,
-        told: Callable[[bytes], None] | None = None,
-    ) -> None:
-        self._screen = screen
-        self._prefix = prefix
-        self._rank = rank
-        self._told = told
+    screen: Screen | LogFile
+    prefix: str
+    rank: int
+    told: Callable[[bytes], None] | None = None
+
+    def __post_init__(self) -> None:
         self._last: deque[str] = deque(maxlen=LAST_LINES)
         self._threads: list[threading.Thread] = []
 
@@ -149,7 +145,7 @@ class Pump:
         rest, shown_at = b"", time.monotonic()
         cut_off = b""
         while chunk := os.read(source.fileno(), 1 << 16):
-            if self._told is not None:
+            if self.told is not None:
                 chunk, cut_off = self._without_reports(cut_off + chunk)
             *lines, rest = (rest + chunk).replace(b"\r\n", b"\n").split(b"\n")
             if lines:
@@ -170,9 +166,9 @@ class Pump:
 
     def _without_reports(self, chunk: bytes) -> tuple[bytes, bytes]:
         """Passes on the reports in an output; returns the rest, and an unfinished report."""
-        assert self._told is not None
+        assert self.told is not None
         for report in _REPORT.findall(chunk):
-            self._told(report)
+            self.told(report)
         chunk = _REPORT.sub(b"", chunk)
         begin = chunk.rfind(supervisor.MARK[:1])
         is_cut_off = begin >= 0 and b"\n" not in chunk[begin:]
@@ -181,7 +177,7 @@ class Pump:
     def _put(self, line: bytes, stream: TextIO) -> None:
         text = line.decode(errors="replace")
         self._last.append(text)
-        self._screen.write(self._prefix, text, stream, self._rank)
+        self.screen.write(self.prefix, text, stream, self.rank)
 
 
 def _as_drawn(line: bytes) -> bytes:

@@ -102,17 +102,14 @@ def collectives(text: str) -> list[Collective]:
     """
     known = _read(text)[0]
     fused = {_fused_by(each) for one in known.values() for each in one}
-    found: list[Collective] = []
-    for name, instructions in known.items():
-        if name not in fused:
-            found += _collectives_in(instructions, known)
-    return found
+    shown = [instructions for name, instructions in known.items() if name not in fused]
+    return [one for instructions in shown for one in _collectives_in(instructions, known)]
 
 
 def _collectives_in(instructions: Sequence[_Instruction], known: _Program) -> list[Collective]:
     found: list[Collective] = []
-    fused = [_fused_collective(each, known) for each in instructions]
-    work = [_weight(each, one) for each, one in zip(instructions, fused, strict=True)]
+    own = [_collective(each, known) for each in instructions]
+    work = [_weight(each, one) for each, one in zip(instructions, own, strict=True)]
     ends = {
         name: place
         for place, each in enumerate(instructions)
@@ -120,33 +117,29 @@ def _collectives_in(instructions: Sequence[_Instruction], known: _Program) -> li
         for name in each.operands
     }
     fused_ends = [n for n, each in enumerate(instructions) if each.name.startswith(_ENDS)]
-    for place, each in enumerate(instructions):
-        match = _COLLECTIVE.fullmatch(each.operation)
-        if match is None:
-            one = fused[place]
-            if one is not None and each.name.startswith(_STARTS):
+    for place, (each, one) in enumerate(zip(instructions, own, strict=True)):
+        end = ends.get(each.name, place)
+        if one is not None and each.operation == "fusion":
+            if each.name.startswith(_STARTS):
                 end = next((n for n in fused_ends if n > place), place)
-                hidden = sum(work[place + 1 : end]) / (sum(work) or 1)
-                found.append(replace(one, overlap=hidden))
-            elif one is not None and one.kind == "reduce-scatter":
-                found.append(one)
-            continue
-        between = sum(work[place + 1 : ends.get(each.name, place)]) if match[2] else 0
-        size = _whole_size(match[1], each, asynchronous=bool(match[2]))
-        overlap = between / (sum(work) or 1)
-        found.append(Collective(match[1], size, _group_size(each.rest), overlap))
+            elif one.kind != "reduce-scatter":
+                continue  # this fusion goes on with a collective, or ends it
+        if one is not None:
+            found.append(replace(one, overlap=sum(work[place + 1 : end]) / (sum(work) or 1)))
     return found
 
 
-def _fused_collective(fusion: _Instruction, known: _Program) -> Collective | None:
-    """Returns the collective inside of a fusion, without overlap; None if there is none."""
-    name = _fused_by(fusion)
-    for each in known.get(name, ()):
-        if match := _COLLECTIVE.fullmatch(each.operation):
-            size = _whole_size(match[1], each, asynchronous=False)
-            kind = "reduce-scatter" if name.startswith(_SUMS_PARTS) else match[1]
-            return Collective(kind, size, _group_size(each.rest), 0.0)
-    return None
+def _collective(each: _Instruction, known: _Program) -> Collective | None:
+    """Returns the collective of an instruction, or inside of a fusion; without overlap."""
+    if match := _COLLECTIVE.fullmatch(each.operation):
+        size = _whole_size(match[1], each, asynchronous=bool(match[2]))
+        return Collective(match[1], size, _group_size(each.rest), 0.0)
+    name = _fused_by(each)
+    inside = filter(None, (_collective(one, {}) for one in known.get(name, ())))
+    one = next(inside, None)
+    if one is not None and name.startswith(_SUMS_PARTS):
+        return replace(one, kind="reduce-scatter")
+    return one
 
 
 def _fused_by(each: _Instruction) -> str:
@@ -155,12 +148,10 @@ def _fused_by(each: _Instruction) -> str:
     return match[1] if match else ""
 
 
-def _weight(each: _Instruction, fused: Collective | None) -> int:
+def _weight(each: _Instruction, own: Collective | None) -> int:
     if each.operation in _FREE or _COLLECTIVE.match(each.operation):
         return 0
-    if fused is not None and (
-        fused.kind == "reduce-scatter" or each.name.startswith((_STARTS, _ENDS))
-    ):
+    if own is not None and (own.kind == "reduce-scatter" or each.name.startswith((_STARTS, _ENDS))):
         return 0  # the fusion has only the collective
     return each.cycles or size_of(each.shape)
 
@@ -192,9 +183,8 @@ def _work_of(
             in_body = _work_of(body, known, count)
             memory_bytes, cycles = memory_bytes + count * in_body[0], cycles + count * in_body[1]
         elif each.operation in ("call", "conditional"):
-            names = _CALLED.findall(each.rest) or _NAME.findall(
-                match[1] if (match := _BRANCHES.search(each.rest)) else ""
-            )
+            branches = _BRANCHES.search(each.rest)
+            names = _CALLED.findall(each.rest) or _NAME.findall(branches[1] if branches else "")
             called = max((_work_of(known[name], known, trips) for name in names), default=(0, 0))
             memory_bytes, cycles = memory_bytes + called[0], cycles + called[1]
         else:
@@ -261,12 +251,9 @@ def _array_sizes(shape: str) -> list[int]:
 
 
 def _size(kind: str, sizes: str) -> int:
-    return math.prod(int(one) for one in sizes.split(",") if one) * _bits(kind) // 8
-
-
-def _bits(kind: str) -> int:
     digits = re.search(r"\d+", kind)  # the first number, because a name such as f8e4m3fn has others
-    return int(digits[0]) if digits else 8  # booleans have 8 bits
+    bits = int(digits[0]) if digits else 8  # booleans have 8 bits
+    return math.prod(int(one) for one in sizes.split(",") if one) * bits // 8
 
 
 def _whole_size(kind: str, each: _Instruction, *, asynchronous: bool) -> int:

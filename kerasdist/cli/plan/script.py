@@ -137,7 +137,10 @@ def _until_first_step(name: str) -> Any:
         given = inspect.signature(own).bind(*args, **kwargs).arguments
         # Callbacks are left out, because they may write files as soon as training begins.
         silent = {"callbacks": None, "verbose": 0} if name == "fit" else {}
-        for attribute, value in _replaced().items():
+        GET_JAX_STATE.require()
+        replaced: dict[str, Any] = {"make_train_function": _make_train_function}
+        replaced[GET_JAX_STATE.attribute] = _get_jax_state
+        for attribute, value in replaced.items():
             object.__setattr__(self, attribute, value.__get__(self))
         try:
             return own(**{**given, **silent})
@@ -177,11 +180,6 @@ def _make_train_function(self: object, force: bool = False) -> None:
 def _get_jax_state(self: object, **which: bool) -> tuple[()]:
     """Leaves the values in the variables, because the values are not needed."""
     return ()
-
-
-def _replaced() -> dict[str, Any]:
-    GET_JAX_STATE.require()
-    return {"make_train_function": _make_train_function, GET_JAX_STATE.attribute: _get_jax_state}
 
 
 _NEEDED = re.compile(r"Used ([\d.]+)([KMGT]?) of")
