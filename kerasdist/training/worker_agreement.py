@@ -69,7 +69,7 @@ def calling(
         else:
             replicas.first_batches.history.clear()
         own = {} if is_inner else description.facts_of(model, anew=name == "fit")
-        # Without this, workers with more variables would wait in the first step.
+        # Otherwise a worker with more new variables would wait for the others in the first step.
         own["new variables in the scope"] = len(replicas.initial_broadcast.waiting())
         _agree(job, name, model, own, {**facts, **_of_data(call.arguments)})
         if not is_inner:
@@ -87,7 +87,7 @@ def calling(
 
 @contextmanager
 def _in_call(job: Job, replicas: ReplicaSet, arguments: Mapping[str, Any]) -> Generator[None]:
-    """Sets `is_in_call`, and `batch_logs_matter` if any worker's callback reads such logs."""
+    """Sets `is_in_call`; sets `batch_logs_matter` if any worker prints or reads logs of batches."""
     was_in_call, outer = replicas.is_in_call, replicas.batch_logs_matter
     callbacks = arguments.get("callbacks")
     acts = any(map(_acts_on_batches, keras_compat.callbacks_of(callbacks)))
