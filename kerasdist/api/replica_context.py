@@ -33,7 +33,7 @@ class LocalBatch:
     weight: Any
 
     def note_in(self, error: Exception) -> None:
-        """Notes in an error about shapes that a replica has only some of the batch's rows."""
+        """Adds a note to an error about shapes: the replica has only some of the batch's rows."""
         is_known = isinstance(self.size, int) and isinstance(self.total, int)
         of_shapes = ("shape", "dimension", "size of tensor")
         if is_known and self.size == self.total:
@@ -210,7 +210,7 @@ def global_batch(tensor: object) -> Any:
     Use it in a model, a loss or a `train_step` that itself mixes examples, such as a contrastive
     loss over the batch, because on TensorFlow and PyTorch a replica holds only its own rows.
     Gradients flow through it. On one device, on JAX (where `fit` is one global program), and
-    outside of a replica, it returns `tensor` itself. All replicas must call this method.
+    outside of a replica, it returns `tensor` itself. All replicas must call this function.
 
     Example::
 

@@ -19,7 +19,7 @@ _EPSILONS = {"float64": 2e-16, "float32": 1.2e-7, "float16": 1e-3, "bfloat16": 8
 _LEAST_PART = 1e-2
 # A difference is more than rounding if it is this many times as large as the effect of rounding.
 # The effect of rounding is measured on one device, by changing all variables by a few roundings.
-# Random draws that differ have a larger effect, of which only three samples are known.
+# Random draws that differ have a larger effect, which is measured three times only.
 _TIMES_ROUNDING = 30.0
 _TIMES_DRAWS = 10.0
 

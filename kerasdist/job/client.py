@@ -50,7 +50,8 @@ class Client:
         entered: How often this worker has entered such a call.
         interrupted: Whether the job ended because a worker was interrupted by Ctrl-C.
         left_early: Whether the job ended because one worker's script ended before the others'.
-        report: A function that returns this worker's batches; another thread calls it.
+        report: A function that returns the report on this worker's batches; another thread calls
+            it.
         last_collectives: A function that returns the last recorded collectives; another thread
             calls it.
     """
@@ -86,8 +87,8 @@ class Client:
         self._socket = self._connected(host, port, credentials)
         self.roster = self._admitted()
         self.address = address_in(self.facts)
-        # The number of this worker's signs of life, now and at the chief's last sign of life.
-        # The time in which this process was suspended does not count.
+        # The number of this worker's signs of life, now and at the chief's last sign of life. Their
+        # difference is the chief's silence, without the time in which this process was suspended.
         self._beats = self._heard = 0
         threading.Thread(target=self._listen, name="kerasdist-client", daemon=True).start()
         threading.Thread(target=self._beat, name="kerasdist-beat", daemon=True).start()
@@ -170,7 +171,7 @@ class Client:
 
     def _connected(self, host: str, port: int, credentials: Credentials) -> socket.socket:
         deadline = time.monotonic() + self._timeouts.join
-        # so that workers do not all come at the same moment
+        # The wait is random, so that workers do not all come again at the same moment.
         wait = _FIRST_WAIT * random.SystemRandom().uniform(1, 1.5)
         while True:
             left = max(1.0, deadline - time.monotonic())

@@ -41,7 +41,7 @@ MAIN = "main"
 LEAVING = "leaving"
 
 
-# The end of the connection would discard a message that the workers have not read yet.
+# The seconds between a message and the chief's end, which would discard a message not read yet.
 _DELIVERY_SECONDS = 0.3
 
 # The errors that a malformed message causes.
@@ -197,7 +197,7 @@ class Saves:
             if outcome is not None:
                 yield save, outcome
             elif (
-                # then the chief has saved another file instead
+                # the chief has saved another file here, has gone on, or waits for this worker
                 self._of_step[save.step] > save.index
                 or chief_step > save.step
                 or chief_waits_for(save.rank)
@@ -223,7 +223,7 @@ class Coordinator:
         self._members: dict[int, Member] = {}
         self._meetings: dict[tuple[str, int], Meeting] = {}
         self._saves = Saves()
-        # the workers' answers, while the coordinator asks
+        # the workers' answers, while the coordinator asks for their next places to meet
         self._next_places: dict[int, int] | None = None
         self._failed = False
         self._left = 0
@@ -328,7 +328,7 @@ class Coordinator:
             case "meet":
                 self._meet(member, message)
             case "ask":
-                if self._next_places is None:  # if it is set, all have been asked
+                if self._next_places is None:  # otherwise the workers are being asked already
                     self._next_places = {}
                     self._tell_all({"type": "asked"})
             case "next":
@@ -363,7 +363,7 @@ class Coordinator:
                 self._answer_savers(self._saves.take_waiting())
 
     def _add_next_place(self, member: Member, place: Any) -> None:
-        """When all have answered, lets workers meet at the first place that none has passed."""
+        """Adds an answer; after the last, all meet at the first place that none has passed."""
         if type(place) is not int or self._next_places is None:
             raise TypeError(f"place={place!r}")
         self._next_places[member.rank] = place

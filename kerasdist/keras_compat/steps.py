@@ -27,7 +27,7 @@ def build_symbolically(model: Any, batch: object) -> None:
 
 
 def can_build_before_fit() -> bool:
-    """Returns whether Keras has `build_symbolically`; on TensorFlow the first step also builds."""
+    """Returns whether a model can be built before `fit`; else TensorFlow's first step builds it."""
     return internals.BUILD_BEFORE_FIT.is_there()
 
 
@@ -46,11 +46,11 @@ def uses_torch_compile(model: Any) -> bool:
     return internals.USES_TORCH_COMPILE.of(model)()
 
 
-# On JAX, Keras's loops take the values out of the variables for the time of their steps.
+# On JAX, Keras's loops take the values out of the variables while they run their steps.
 
 
 def is_state_synced(model: Any) -> bool:
-    """Returns whether a model's variables have their values."""
+    """Returns whether a model's variables hold their values, and not steps on JAX."""
     if not state_of(model):
         return True
     variables = [*model.trainable_variables, *model.non_trainable_variables]
@@ -68,7 +68,7 @@ def put_state(model: Any, state: Mapping[str, Any]) -> None:
 
 
 def take_jax_state(model: Any, **which: bool) -> tuple[Any, ...]:
-    """Returns the values of variables in the form in which Keras's loops ask for them."""
+    """Returns the values of variables in the form that Keras's loops use."""
     return internals.GET_JAX_STATE.of(model)(**which)
 
 

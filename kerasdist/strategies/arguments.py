@@ -92,7 +92,7 @@ def _checked_sharding(sharding: ShardingOption) -> Any:
 def named_devices(
     devices: Sequence[str] | None, earlier: Mapping[str, Any]
 ) -> Sequence[str] | None:
-    """Returns the argument `devices`, or the devices that the arguments of 2018 name.
+    """Returns the argument `devices`, or the devices that earlier arguments of 2018 stand for.
 
     Args:
         devices: Names of devices, or None.
@@ -128,7 +128,7 @@ def checked_resolver(given: object) -> ClusterResolver | None:
 
 
 def described(sharding: Any) -> str:
-    """Returns a checked argument in words, which must be equal on all workers."""
+    """Returns the checked argument `sharding` as a text, which the workers compare."""
     if not isinstance(sharding, LayoutMap):
         return repr(sharding)
     mesh = sharding.device_mesh

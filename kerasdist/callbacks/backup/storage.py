@@ -167,7 +167,7 @@ def require_whole(path: Path, known: str | None = None) -> None:
 
     Args:
         path: The file.
-        known: The digest of the file, if another file has it.
+        known: The digest that the chief's file has for this file; None if it has none.
     """
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
