@@ -29,8 +29,8 @@ from kerasdist.job import comparison
 from kerasdist.job.job import Job
 from kerasdist.keras_compat import ops
 
-# An array is laid out in lines. Each line is multiplied by the same random signs, and in addition by
-# one sign of its own.
+# An array is laid out in lines. Each line is multiplied by the same random signs, and also by one
+# sign of its own.
 _SUMS, _LINE, _CHUNK = 16, 1 << 10, 1 << 16
 
 # The norm of a difference that rounding explains, relative to the array's norm.

@@ -130,7 +130,7 @@ def code_here() -> str:
 
 @contextmanager
 def issued_for(place: str) -> Generator[None]:
-    """Records this thread's collectives as issued by `place`, code of a thread that waits for it."""
+    """Records this thread's collectives as issued at `place`, by a thread that waits for it."""
     before = _place.set(place)
     try:
         yield

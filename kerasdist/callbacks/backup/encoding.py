@@ -79,7 +79,7 @@ class Encoder:
     def __init__(
         self, leave_out: Sequence[object] = (), there: Container[tuple[str, object]] | None = None
     ) -> None:
-        """Stores which values are saved elsewhere, and which the script has (None: all), to fill."""
+        """Stores values that are saved elsewhere, and the script's values to fill (None: all)."""
         self.lost: dict[str, str] = {}
         self.filled: set[tuple[str, object]] = set()
         self.tied: set[frozenset[str]] = set()

@@ -71,7 +71,7 @@ class Agent:
         self.send({} if host is None else start.for_another_machine(os.environ))
 
     def send(self, line: object) -> None:
-        """Sends a line to the agent; if that has ended, `answer` will tell why."""
+        """Sends a line to the agent; if the agent has ended, `answer` raises the error."""
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
             self._process.stdin.write(json.dumps(line) + "\n")

@@ -1,4 +1,4 @@
-"""Runs a job, which is ``kerasdist run`` as a library.
+"""Runs a job: ``kerasdist run`` as a library.
 
 ```python
 from kerasdist.cli.launch.job import run_job
@@ -40,8 +40,8 @@ SETTLE_SECONDS = 0.5
 LOST_SECONDS = 15.0
 """The launcher waits this long for a worker that another worker reports as lost.
 
-The lost worker tells the others first that it fails. Its framework may then delay its end, for as
-long as `kerasdist.job.monitor` allows.
+A failing worker first reports its failure to the others. Its framework may then delay its end, for
+as long as `kerasdist.job.monitor` allows.
 """
 
 KILL_SECONDS = 3.0
@@ -74,8 +74,8 @@ class Attempt:
             events: The queue of the workers' events.
             stop_seconds: How long workers have from SIGTERM to SIGKILL.
             number: The number of earlier attempts.
-            chief_leads: Whether rank 0 has started the others: its end is theirs, and a signal that
-                it passes on ends only workers that end by that signal themselves.
+            chief_leads: Whether rank 0 has started the others. Then the others end when it ends,
+                and a signal that it passes on ends a worker only if the worker does not handle it.
         """
         self._to_begin = workers
         self._chief_leads = chief_leads
@@ -137,7 +137,7 @@ class Attempt:
         of_leader = self._chief_leads and worker.rank == 0
         if self._stopping or (code == 0 and not of_leader):
             return
-        # The other workers also end, or also save a backup, or report which worker was lost.
+        # The other workers get time to end too, to save a backup, or to report a lost worker.
         slow = {0: self._stop_seconds, ExitCode.PREEMPTED: self._stop_seconds}
         slow[ExitCode.LOST_WORKER] = LOST_SECONDS
         self._stop_at = min(self._stop_at, time.monotonic() + slow.get(code, SETTLE_SECONDS))
@@ -193,7 +193,7 @@ _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @final
 class Launcher:
-    """Runs a job, and can be told from another thread to stop it.
+    """Runs a job; another thread can stop the job by `stop`.
 
     Example::
 
@@ -234,8 +234,8 @@ class Launcher:
     def run(self) -> JobResult:
         """Runs the job until it has ended, with as many restarts as are allowed.
 
-        During that time, in the main thread, SIGINT, SIGTERM and SIGHUP are passed on to the
-        workers.
+        If the main thread calls this method, SIGINT, SIGTERM and SIGHUP are passed on to the
+        workers during that time.
 
         Raises:
             OSError: If a worker cannot be started.

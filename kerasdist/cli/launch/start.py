@@ -195,7 +195,7 @@ def begin(
                 orders["variables"] = for_another_machine(os.environ) | variables
                 orders["gpus_of"] = slot.own_share[0]
             if slot.connection is not None:
-                # the machine has the secret, and the connection is not encrypted
+                # The secret is not sent: the machine has it, and the connection is not encrypted.
                 for name in (SECRET, SECRET_FILE):
                     orders["variables"].pop(name, None)
                 command = (*SUPERVISOR_HERE, str(slot.connection.fileno()))

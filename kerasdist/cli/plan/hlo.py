@@ -25,8 +25,8 @@ _NO_ESTIMATE = 2**63 - 1  # libtpu writes this if it has no estimate
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 _CALLED = re.compile(r"(?:to_apply|true_computation|false_computation)=%?([\w.-]+)")
 _FUSED = re.compile(r"calls=%?([\w.-]+)")
-# libtpu fuses a sum with the slicing of each device's part, and a collective with work beside it.
-# Such a collective is in all computations from the fusion of this name to that of the last name.
+# libtpu fuses a sum with the slicing of each device's part (`_SUMS_PARTS`). It also fuses a
+# collective with other work: the collective runs from the fusion `_STARTS` to the fusion `_ENDS`.
 _SUMS_PARTS = "all-reduce-scatter"
 _STARTS, _ENDS = "async-collective-start", "async-collective-done"
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
