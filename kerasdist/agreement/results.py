@@ -235,7 +235,7 @@ _NUMBER_OF_LAYER = re.compile(r"_\d+(?=[_/]|$)")
 
 @final
 class InitialBroadcast:
-    """The variables that a strategy's workers have made and have not yet compared.
+    """The new variables of a strategy, which the workers must still compare and make equal.
 
     Variables that were deleted before do not count, because one worker alone may have made them, as
     Keras does if only the chief saves a model (``saving_lib.get_attr_skipset``, 3.15.1).
@@ -270,7 +270,7 @@ class InitialBroadcast:
             for number, one in enumerate(ready)
         }
         job.assert_equal("variables made in the scope", facts)
-        # A metric that was built in an eager step has already added this worker's examples.
+        # A metric that was built in an eager step has counted this worker's examples: it stays so.
         equal = [
             one for one in ready if (one.synchronization, one.aggregation) != ("on_read", "sum")
         ]

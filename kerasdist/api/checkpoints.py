@@ -1,4 +1,4 @@
-"""Checkpoints of the frameworks' own formats, and the variables of a model.
+"""Saves and loads a model's variables as checkpoints in the formats of the frameworks.
 
 The tree of a checkpoint is that of ``keras.Model.get_state_tree``: four groups, and in each the
 variables by the parts of their paths. In a tree that is read, the groups may be missing, or other

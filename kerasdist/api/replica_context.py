@@ -55,8 +55,8 @@ class ReplicaContext:
     """One replica of a step: its number, and the collectives through which it reaches the others.
 
     `kerasdist.get_replica_context` returns this context in the function that `Strategy.run` calls,
-    and in everything that this function calls. The context is also a context manager, inside of
-    which it is in force.
+    and in everything that this function calls. The context is also a context manager: it is in
+    force in the block.
 
     Example::
 

@@ -182,9 +182,9 @@ def compare(model: Any, batch: Any, *, outputs: bool, spares: bool = False) -> C
 
     Args:
         model: A compiled model of the strategy.
-        batch: A batch, in the form for a step of the trainer.
+        batch: A batch, in the form in which the trainer's steps take it.
         outputs: Whether to compare the model's outputs too.
-        spares: Whether only some examples of the batch may be used.
+        spares: Whether to use only as many examples of the batch as the comparison needs.
     """
     trainer = require_trainer(model)
     replicas = trainer.replicas

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-# By the type in which layers compute: how much two orders of a sum may differ.
-# The difference is relative to the size of the terms.
+# For each type in which layers compute: by how much sums in two orders may differ, relative to the
+# size of the terms.
 # Code that mixes examples causes differences of percents, rarely less than a thousandth.
 # Metrics and weights of examples may be float32 even if the model is float64.
 _TOLERANCES = {"float64": 1e-5, "float32": 1e-3, "float16": 2e-2, "bfloat16": 1e-1}

@@ -127,7 +127,7 @@ class DistributedIterator(Iterator[Any], metaclass=abc.ABCMeta):
 
 @final
 class InputIterator(Iterator[Any]):
-    """The batches of a distributed dataset, one after another, as in `tf.distribute` 1."""
+    """The batches of a distributed dataset, one after another, as in TensorFlow 1."""
 
     def __init__(self, dataset: Any) -> None:
         """Stores a dataset that `Strategy.distribute_dataset` has returned."""

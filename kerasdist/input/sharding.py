@@ -162,7 +162,7 @@ class WorkerShard:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """How many rows each worker holds, by rank. In steps of large jobs this is too slow."""
+        """How many rows each worker holds, by rank; too slow for the steps of large jobs."""
         return self.given or piece_sizes(self.total, self.workers)
 
     @property

@@ -29,7 +29,7 @@ _NO_FILES, _FEW_FILES = "unshardable source dataset", "Could not apply FILE base
 
 @functools.cache
 def as_class_of_keras(kind: type, base: type) -> type:
-    """Returns a class that is also a subclass of one of Keras's classes."""
+    """Returns a subclass of `kind` and of Keras's class `base`; `kind` itself if it is one."""
     if issubclass(kind, base):
         return kind
     body = {"__module__": kind.__module__, "__doc__": kind.__doc__}
@@ -338,7 +338,7 @@ def every_nth_file(dataset: Any, shards: int, index: int) -> tuple[Any, str | No
             **internals.FLAT_STRUCTURE.of(dataset),
         )
         own = tf.data.experimental.from_variant(variant, dataset.element_spec)
-        next(iter(own), None)  # only this call counts the files
+        next(iter(own), None)  # only a read makes TensorFlow count the files
     except tf.errors.NotFoundError as error:
         if _NO_FILES not in error.message:
             raise

@@ -200,7 +200,7 @@ class _Followed:
 
 
 def _followed_by_grain(source: Any, begun: Begun) -> Any:
-    """Returns a `_Followed` for Grain, onto which Keras maps its conversions."""
+    """Returns a dataset of Grain that does what `_Followed` does; Keras maps functions over it."""
     grain: Any = sys.modules["grain"]
 
     class Iterating(grain.DatasetIterator):

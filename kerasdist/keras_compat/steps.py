@@ -50,7 +50,7 @@ def uses_torch_compile(model: Any) -> bool:
 
 
 def is_state_synced(model: Any) -> bool:
-    """Returns whether a model's variables hold their values, and not steps on JAX."""
+    """Returns whether a model's variables hold their values; on JAX, running steps take them."""
     if not state_of(model):
         return True
     variables = [*model.trainable_variables, *model.non_trainable_variables]

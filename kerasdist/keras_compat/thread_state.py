@@ -32,7 +32,7 @@ def place_of_state() -> tuple[Any, str]:
 
 
 def _name_of(internal: Internal) -> str:
-    """Returns the name of a part of the state, which Keras has as a constant or in a function."""
+    """Returns the name of an entry of the state; Keras has it as a constant or in a function."""
     name = KNOWN.get(internal)
     if name is None:
         internal.require()

@@ -30,7 +30,7 @@ from kerasdist.keras_compat.thread_state import (
 
 
 def change_aggregation(variable: Any, aggregation: str, value: Any) -> None:
-    """Changes how replicas aggregate a variable, by a new framework's variable with this value."""
+    """Changes how replicas aggregate a variable, and gives it this value."""
     internals.AGGREGATION.set(variable, aggregation)
     internals.REMAKE.of(variable)(ops.convert_to_tensor(value, variable.dtype))
 

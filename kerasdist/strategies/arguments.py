@@ -100,7 +100,7 @@ def named_devices(
 
     Raises:
         TypeError: If an argument is unknown, or both `devices` and a number are given.
-        UnsupportedError: If another argument of 2018 has a value that asks for something.
+        UnsupportedError: If another argument of 2018 asks for something that kerasdist does not do.
     """
     numbers = {k: n for k, n in earlier.items() if k.startswith("num_gpus") and n is not None}
     refuse_arguments("a strategy", {k: v for k, v in earlier.items() if k not in _NUMBERS})

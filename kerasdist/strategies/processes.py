@@ -66,7 +66,7 @@ def why_not_again() -> str | None:
 
 
 def why_not_unasked() -> str | None:
-    """Returns why a start of this process again, not asked for, would surprise users, or None."""
+    """Returns why starting this process again, unasked, would surprise the user, or None."""
     file = str(getattr(sys.modules["__main__"], "__file__", ""))
     if file.startswith(LIBRARIES):
         return f"the program that runs here is not a script of yours, but {file}"

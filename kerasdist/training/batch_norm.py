@@ -157,7 +157,7 @@ def global_moments(
         count = ops.ones_like(mean) * _number(inputs, axes)
         squares = variance * count
 
-    # Each replica has one row: count, mean and sum of squares, each with one value per channel.
+    # Each replica sends one row: count, mean and squared deviations, with a value per channel.
     row = ops.stack([ops.broadcast_to(count, ops.shape(mean)), mean, squares])
     row = ops.reshape(row, (3, -1))
     if replicas <= MOST_GATHERED:

@@ -251,7 +251,7 @@ def _on_batch(original: Original, trainer: TrainerLike, call: inspect.BoundArgum
 def _plain(
     original: Original, model: keras.Model, args: Iterable[Any], kwargs: dict[str, Any]
 ) -> Any:
-    """Calls Keras's own function for a model without a strategy; distributed data become plain."""
+    """Calls Keras's own function for a model without a strategy, with plain datasets."""
 
     def given(value: object) -> Any:
         return as_plain_keras(value) if isinstance(value, DistributedDataset) else value
@@ -327,7 +327,8 @@ def _scale_loss(original: Original, value: Any) -> Any:
     replica = current.replica
     if replica is None or replica.num_replicas_in_sync == 1:
         return original(value)
-    # In `fit`, weights of replicas replace this division: see `_scale_by_optimizer`.
+    # In `fit` the replicas' weights take the place of this division: they multiply the gradients, or
+    # the loss if there is a LossScaleOptimizer.
     return value / replica.num_replicas_in_sync if replica.local_batch is None else value
 
 

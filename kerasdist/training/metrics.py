@@ -57,7 +57,7 @@ class ReplicatedMetric:
 
 
 class ReplicatedMean(keras.metrics.Mean):
-    """Comes before `keras.metrics.Mean` in a metric's bases; adds values with replicas' weights."""
+    """Precedes `keras.metrics.Mean` in a metric's bases; gives values the replica's weight."""
 
     def update_state(self, values: Any, sample_weight: Any = None) -> Any:
         """Adds this replica's values with the replica's weight."""
@@ -65,7 +65,7 @@ class ReplicatedMean(keras.metrics.Mean):
 
 
 class ReplicatedSum(keras.metrics.Sum):
-    """Comes before `keras.metrics.Sum` in a metric's bases; adds values with replicas' weights."""
+    """Precedes `keras.metrics.Sum` in a metric's bases; gives values the replica's weight."""
 
     def update_state(self, values: Any, sample_weight: Any = None) -> Any:
         """Adds this replica's values with the replica's weight."""
@@ -73,7 +73,7 @@ class ReplicatedSum(keras.metrics.Sum):
 
 
 class ReplicatedWrapper(keras.metrics.MeanMetricWrapper):
-    """Comes before `keras.metrics.MeanMetricWrapper` in a metric's bases; gives some all rows."""
+    """Precedes `keras.metrics.MeanMetricWrapper` in a metric's bases; may give it all rows."""
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
         """Updates the state by the function's values; in `fit` each replica updates its own state.

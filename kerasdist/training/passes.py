@@ -1,8 +1,8 @@
-"""Training in passes, each of which calls the model for some rows: their size, and what is refused.
+"""Training in passes: how many rows a pass has, and which models are refused.
 
-A backend's trainer makes the passes. If a layer depends on other rows of the batch, or keeps state
-from its calls, passes give other results than one call. Such layers raise an error once they are
-seen.
+A pass calls the model for some of a replica's rows; a backend's trainer makes the passes. If a
+layer depends on other rows of the batch, or keeps state from its calls, passes give other results
+than one call. Such layers raise an error once they are seen.
 """
 
 from __future__ import annotations

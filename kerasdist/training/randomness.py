@@ -18,8 +18,8 @@ from kerasdist.core.context import current
 from kerasdist.keras_compat import internals, ops
 
 # The distance between the seeds of two replicas: the 32-bit golden ratio, halved to fit int32.
-# A large distance is needed, because a replica's seeds count up to the next replica's.
-# Also, torch's generator takes the sum of the two parts of a seed.
+# The distance must be large: torch's generator adds the two numbers of a seed, and one of them
+# counts up, so with a small distance a replica would repeat the draws of the next one.
 _STRIDE = 0x4F1BBCDC
 
 # For each random function of Keras's backend: the argument whose first axis is that of the rows.

@@ -166,7 +166,7 @@ def _export(original: Original, model: keras.Model, path: str) -> None:
 
 @final
 class _Seen:
-    """A layer with symbols in the place of its variables; LoRA adapters are merged into one."""
+    """A layer with symbols in the place of its variables; a weight's includes its LoRA adapters."""
 
     def __init__(self, layer: keras.Layer, symbols: _Symbols) -> None:
         self._layer = layer
@@ -247,7 +247,7 @@ def _without_weights(
 
 
 def _write(path: Path, entries: Mapping[str, keras.KerasTensor], symbols: _Symbols) -> None:
-    """Writes a file of safetensors, whose entries are made one by one.
+    """Writes a file of safetensors, whose entries are computed one by one.
 
     Source: https://github.com/huggingface/safetensors#format
     """

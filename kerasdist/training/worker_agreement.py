@@ -64,7 +64,7 @@ def calling(
     model, *_ = call.args
     is_inner = job.is_watched
     with job.translating_failures(name):
-        if is_inner:  # In `fit`, this worker's data may have ended before the others'.
+        if is_inner:  # a call within `fit`, which this worker may have come to with fewer batches
             replicas.first_batches.require_equal_since(f"the call of {name}")
         else:
             replicas.first_batches.history.clear()
