@@ -70,7 +70,8 @@ class FirstBatches:
         self._wanted = wanted and job is not None  # equal on all workers
         self._waiting: list[Beginning] | None = None
         self._names: dict[int, list[str]] = {}  # by the number of arrays in a batch
-        # By an array's name: its checksum in each batch, and how many batches each iteration follows.
+        # By an array's name: its checksum in each batch, and the number of batches before each
+        # iteration.
         self._checksums: dict[str, array[int]] = {}
         self._begins: dict[str, list[int]] = {}
         # The arrays that were found to differ between workers, as with random augmentation.

@@ -103,7 +103,7 @@ class Vote(keras.callbacks.Callback):
             self._wanted_to_stop = any(now)
 
     def _meets(self, label: str, *, wants: bool = False) -> bool:
-        """Returns whether all workers meet here; one that wants to, or whose weights changed, asks.
+        """Returns whether all workers meet here, as one wants to or has changed what is trainable.
 
         A change on only one worker must be compared at once, because the others continue to train.
         """
@@ -162,9 +162,9 @@ class InSync(keras.callbacks.Callback):
     """Compares the weights of all workers at the end of each epoch, by checksums.
 
     The callback also compares the sizes of the batches. If each worker itself shuffles arrays
-    (`shuffles`), the random generators that draw the order must have equal states, although a
-    callback of one worker may have drawn from them. This callback runs after the callbacks that may
-    change weights, and before the callbacks that save backups.
+    (`shuffles`), it also compares the states of the random generators that draw the order, because
+    a callback of one worker may have drawn from them. This callback runs after the callbacks that
+    may change weights, and before the callbacks that save backups.
     """
 
     def __init__(self, replicas: ReplicaSet, job: Job, *, shuffles: bool = False) -> None:

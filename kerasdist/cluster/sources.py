@@ -139,7 +139,7 @@ def _read_slurm(variables: Variables) -> Membership | Absent:
     if step >= _FIRST_SPECIAL_STEP:
         return Absent("This process is in the shell of a Slurm job: srun has not started it.")
     rank = variables.integer("SLURM_PROCID")
-    # In a step SLURM_NTASKS is the step's number, unless a script has overwritten it.
+    # In a step SLURM_NTASKS is the step's number of tasks, unless a script has overwritten it.
     count = variables.optional_integer("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
     count = variables.integer("SLURM_NTASKS") if count is None else count
     if count == 1:

@@ -28,9 +28,9 @@ _FAILURES = {
     "too large": JobError,
 }
 
-# How long a new connection waits for the chief's first message, at first and at most.
-# After that time the worker closes the connection and tries again.
-# If thousands of workers come at once, the kernel drops some connections silently.
+# How many seconds a new connection waits for the chief's first message: the first wait, and the
+# longest one. After a wait the worker closes the connection and tries again, because the kernel
+# silently drops some connections if thousands of workers come at once.
 _FIRST_WAIT, _LONGEST_WAIT = 3.0, 30.0
 
 

@@ -183,7 +183,7 @@ Report = Mapping[str, Any]
 # wait for each other in collectives of different programs.
 STEPS_BEYOND = 20
 
-# A worker whose batches change their form more often is not compared before the epoch ends.
+# A worker whose batches change their form more often than this is compared only at the epoch's end.
 MAX_CHANGES = 64
 
 

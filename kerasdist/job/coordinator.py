@@ -41,7 +41,7 @@ MAIN = "main"
 LEAVING = "leaving"
 
 
-# The seconds between a message and the chief's end, which would discard a message not read yet.
+# How long the chief waits before it ends: its end would discard messages that are not read yet.
 _DELIVERY_SECONDS = 0.3
 
 # The errors that a malformed message causes.

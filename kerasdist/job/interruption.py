@@ -1,4 +1,4 @@
-"""Exit codes of workers, and their quick end with one line of output after Ctrl-C.
+"""The exit codes of workers, and how workers end quickly, with one line of output, after Ctrl-C.
 
 Most of the time that a worker takes to end is the shutdown of the interpreter, which unloads the
 framework's modules: 1 to 2 s on an idle machine, 6 s on a busy one (measured with TensorFlow and
@@ -125,7 +125,7 @@ def ignore_more() -> None:
 
 
 def limit(seconds: float = SECONDS) -> None:
-    """Ends this process after some seconds, whatever it then does. For the main thread only."""
+    """Ends this process after some seconds, whatever it does. Only the main thread can call it."""
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_REAL, seconds)
 

@@ -327,8 +327,8 @@ def _scale_loss(original: Original, value: Any) -> Any:
     replica = current.replica
     if replica is None or replica.num_replicas_in_sync == 1:
         return original(value)
-    # In `fit` the replicas' weights take the place of this division: they multiply the gradients, or
-    # the loss if there is a LossScaleOptimizer.
+    # In `fit` the replicas' weights take the place of this division: they multiply the gradients,
+    # or the loss if there is a LossScaleOptimizer.
     return value / replica.num_replicas_in_sync if replica.local_batch is None else value
 
 

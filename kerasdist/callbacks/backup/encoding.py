@@ -545,7 +545,7 @@ def _lines_elsewhere(callback: object) -> list[str]:
 
 
 def _closures(callback: object) -> list[str]:
-    """Returns the mutable variables that the functions of a LambdaCallback use as closures."""
+    """Returns the mutable variables that the functions of a LambdaCallback close over."""
     found = {}
     if not isinstance(callback, keras.callbacks.LambdaCallback):
         return []

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Literal, final
 
-# The hours that one device is assumed to run between two failures: a guess on the careful side.
+# The hours that one device is assumed to run between two failures: a cautious guess.
 # Llama 3's 16,384 GPUs were interrupted 419 times in 54 days, once in 50,000 hours of a GPU.
 # (Grattafiori et al. 2024, "The Llama 3 Herd of Models".) Spot machines fail far more often.
 DEVICE_HOURS = 8_000.0
@@ -69,7 +69,7 @@ class Interval:
         self._since: float | None = None
 
     def train_begins(self, at_once: int, replicas: int, kept: Sequence[int] | None) -> None:
-        """Restores the values of a backup; ``at_once`` is the number of batches per step call."""
+        """Restores the values of a backup; ``at_once`` is the batches per call of `train_function`."""
         self._passed = self._last = self._trained = 0
         self._at_once, self._replicas, self._since = at_once, replicas, None
         if self._is_auto:

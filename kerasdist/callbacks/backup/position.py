@@ -147,7 +147,7 @@ class _Resume:
     Attributes:
         passed: How many batches the iteration skips.
         random: The states of the random generators at the beginning of the iteration.
-        returns: Whether, after the skipping, the generators get back the states they have now.
+        returns: Whether, after the skipping, the generators get back the states of before it.
         is_late: Whether the states are set after the iterator was made, because Keras made it
             before the epoch began.
     """

@@ -131,7 +131,7 @@ class StoredVariables:
     """
 
     def __init__(self, chiefs: StoredFile, rank: int = 0) -> None:
-        """Stores the chief's file and the worker's number. The chief checks that no shard lacks."""
+        """Stores the chief's file and the worker's rank. The chief checks that all shards exist."""
         self.chiefs = chiefs
         self._parts = parts_of(chiefs.facts)
         self._own = self._shards_in(self._parts[rank : rank + 1])

@@ -2,10 +2,10 @@
 
 No worker outlives its launcher. The launcher holds the other end of the supervisor's standard
 input, through ssh if the worker is on another machine. The first input line has the supervisor's
-`Orders` as JSON. They are no arguments, because every user of a machine can see the arguments of
-all processes. A line ``signal 15`` is passed on to the worker. The end of the input means that the
-launcher has ended, for whatever reason (SIGKILL, a lost connection); then the supervisor ends the
-worker too.
+`Orders` as JSON. They are not passed as arguments, because every user of a machine can see the
+arguments of all processes. A line ``signal 15`` is passed on to the worker. The end of the input
+means that the launcher has ended, for whatever reason (SIGKILL, a lost connection); then the
+supervisor ends the worker too.
 
 The worker leads a process group, and any process that it leaves behind in that group is ended with
 it. Signals go only to the worker, because the processes of a data loader would end by SIGTERM, and

@@ -203,7 +203,7 @@ class Compilation:
 
     Attributes:
         batch: The number of examples on a device.
-        memory: Bytes by kind.
+        memory: The bytes of memory, by what they hold.
         work: The work of a device.
         collectives: The collectives between the devices.
         refused: XLA's message if the step does not fit, else None.
