@@ -236,7 +236,7 @@ def _refusal(model: keras.Model, folder: str, wrong: Sequence[str], there: Seque
 
 
 def _on_chief(job: Job | None, work: Callable[[], str]) -> None:
-    """Lets the chief work while the others wait; a text from `work` is an error on all workers."""
+    """Lets the chief work while the others wait; all raise an error if `work` returns a text."""
     refusal = ""
     if job is None or job.is_chief:
         try:
@@ -252,7 +252,7 @@ def _on_chief(job: Job | None, work: Callable[[], str]) -> None:
 
 
 def _refuse(job: Job | None, refusal: str) -> None:
-    """Raises an error on all workers if one of them gives a text. All workers must call it."""
+    """Raises an error on all workers if one of them passes a text. All workers must call it."""
     refusals = [refusal] if job is None else job.all_gather_object("checkpoint", refusal)
     for rank, one in enumerate(refusals):
         if one:

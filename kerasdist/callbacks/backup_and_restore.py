@@ -301,7 +301,7 @@ class BackupAndRestore(Callback):
             self._validation.go_to(facts["validation"], within=False)
         begin = facts["epoch"]
         if facts["stopping"] and not facts["batches"]:
-            # An uninterrupted run would not have had another epoch.
+            # Training was about to stop at the end of that epoch, so there is no further epoch.
             begin = max((self.params or {}).get("epochs") or 0, begin)
         keras_compat.set_initial_epoch(model, begin)
         if facts["batches"]:

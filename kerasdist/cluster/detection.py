@@ -24,7 +24,7 @@ SOURCES: dict[Source, Callable[[Mapping[str, str] | None], ClusterResolver]] = {
     sources.TORCHRUN: resolver.TorchrunClusterResolver,
     sources.KERAS: resolver.KerasClusterResolver,
     sources.JAX: resolver.JAXClusterResolver,
-    # Slurm comes before MPI: `srun --mpi=pmi2` sets PMI's variables too, and Slurm knows hosts.
+    # Slurm comes before MPI: `srun --mpi=pmi2` also sets PMI's variables, which name no hosts.
     sources.SLURM: resolver.SlurmClusterResolver,
     sources.OPEN_MPI: resolver.OpenMPIClusterResolver,
     sources.PMI: resolver.PMIClusterResolver,

@@ -221,7 +221,7 @@ def divide(environ: Mapping[str, str], workers: int) -> list[dict[str, str]]:
     If there are fewer GPUs than workers, no variable is returned, and the strategy raises an error.
 
     Args:
-        environ: The environment variables that the workers have otherwise.
+        environ: The environment variables of the workers, without those that are returned.
         workers: How many workers this machine has.
     """
     if workers < 2:

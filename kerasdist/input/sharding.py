@@ -19,8 +19,8 @@ from kerasdist.errors import InputError
 
 # In a trial, this many examples per replica are enough to show whether code mixes them.
 _LEAST = 2
-# If the replicas are uneven, a trial takes up to `_ENOUGH` examples per replica, which shows the
-# effects, but at most `_TIMES` times as many examples together as the largest replica has.
+# If the replicas have different numbers of examples, a trial takes up to `_ENOUGH` per replica,
+# which shows the effects, but together at most `_TIMES` times as many as the largest replica has.
 _ENOUGH, _TIMES = 8, 4
 
 

@@ -164,7 +164,7 @@ _ADDRESS = slice(20, 24)
 
 
 def misleads(others: Sequence[str]) -> str | None:
-    """Returns an address at which others reach this machine; None if its name leads them there.
+    """Returns an address at which others reach this machine; None if they reach it by its name.
 
     Gloo, with which PyTorch and JAX sum on CPUs, gives the other workers the address to which this
     machine's name resolves. On Debian and Ubuntu the name resolves to a loopback address, which

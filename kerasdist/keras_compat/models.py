@@ -111,7 +111,7 @@ def flat_layers(model: keras.Layer) -> list[Any]:
 
 
 def _walk_layers(model: Any) -> list[Any]:
-    """Returns the same layers in the same order, found by public attributes."""
+    """Returns the layers that Keras's own method finds, in the same order, by public attributes."""
     found: dict[int, Any] = {}
     waiting = _layers_in(model)
     while waiting:

@@ -309,9 +309,8 @@ def _as_function(call: Function, original: Function) -> Function:
 
         call = hooked
     call = functools.update_wrapper(call, original)
-    # The signature is set, because Keras reads that of a layer's `__init__` without following
-    # `__wrapped__`. That of `build` is not: Keras copies attributes of `build` to a function
-    # without `self`.
+    # Keras reads the signature of a layer's `__init__` without following `__wrapped__`, so it is
+    # set. It is not set for `build`, whose attributes Keras copies to a function without `self`.
     if original.__name__ != "build":
         call.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]
     return call

@@ -48,8 +48,7 @@ def why_no_snapshots() -> VersionError | None:
 class Snapshot:
     """The content that ``model.save`` or ``model.save_weights`` would write now.
 
-    The snapshot takes its arrays from a memory, and returns them to the memory after they are
-    written.
+    The snapshot takes its arrays from `memory`, and returns them to it after they are written.
     """
 
     def __init__(self, model: keras.Model, memory: Memory, *, weights_only: bool) -> None:
@@ -92,7 +91,7 @@ class Snapshot:
         with zipfile.ZipFile(path, "w") as archive:
             archive.writestr(_METADATA, metadata)
             archive.writestr(_CONFIG, config)
-            # Keras makes the same choice. It matters: HDF5 lays out a file in memory differently.
+            # The choice must be Keras's own, because HDF5 lays out a file in memory differently.
             if self._fits_in_memory:
                 self._write_weights(file(_WEIGHTS, archive=archive, mode="w"))
             else:

@@ -179,7 +179,7 @@ def global_seed() -> int | None:
 def set_random_seed(number: int) -> None:
     """Does the same as `keras.utils.set_random_seed`, without importing TensorFlow.
 
-    Importing TensorFlow would cost each worker on other frameworks 420 MB.
+    Importing TensorFlow would cost each worker on other frameworks 420 MB of memory.
     """
     if "tensorflow" in sys.modules:
         keras.utils.set_random_seed(number)

@@ -135,7 +135,7 @@ def _variable_created(
     if current.replica is not None and keras_compat.backend_name() == "torch":
         require_first_made(variable)
     is_apart = variable.synchronization == "on_read" and variable.aggregation == "none"
-    # TensorFlow's own variable already refuses such a read.
+    # On TensorFlow, the framework's variable itself refuses reads that need a common value.
     if has_copies and is_apart and keras_compat.backend_name() != "tensorflow":
         bind(variable, WithoutCommonValue)
     if strategy is not None:

@@ -419,7 +419,7 @@ class Remembering:
         ]
         self._elsewhere = [*elsewhere, *self._objects]
         self._there: list[Container[tuple[str, object]] | None] = [None] * len(self._objects)
-        # The values of `_there`. They are kept, because other objects could get their ids.
+        # Keeps the values of `_there` alive, because other objects could get their ids.
         self._held: list[object] = []
         self._lost: list[Mapping[str, str]] = []
         self._at_begin: list[dict[str, int]] = []

@@ -69,7 +69,7 @@ class Interval:
         self._since: float | None = None
 
     def train_begins(self, at_once: int, replicas: int, kept: Sequence[int] | None) -> None:
-        """Restores the values of a backup; ``at_once`` is the batches per call of `train_function`."""
+        """Restores the values of a backup; ``at_once`` is the number of batches of each call."""
         self._passed = self._last = self._trained = 0
         self._at_once, self._replicas, self._since = at_once, replicas, None
         if self._is_auto:
@@ -125,9 +125,9 @@ class Interval:
     ) -> None:
         """Chooses the number of batches by the time that ``save`` takes.
 
-        These batches must also take as long as ``wait``, which waits until the backup is on the
-        disk; otherwise the next backup would have to wait for this one. ``agree`` returns the
-        chief's number on every worker. All workers must call this method.
+        Between two backups training must also take as long as ``wait``, which waits until a backup
+        is on the disk; otherwise the next backup would have to wait for the one before it.
+        ``agree`` returns the chief's number on every worker. All workers must call this method.
         """
         assert self._since is not None  # as `is_measured` says
         begin = perf_counter()

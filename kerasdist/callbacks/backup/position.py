@@ -457,7 +457,7 @@ class PositionedAdapter(WrappedAdapter):
 
     def get_torch_dataloader(self) -> Iterator[object]:
         """Returns the inner adapter's batches."""
-        # The iteration begins at once, because the iterator of a DataLoader draws a random number.
+        # The iteration begins now, as in Keras's own adapter: its begin may draw a random number.
         begun = self._position.begun(lambda: iter(self._inner.get_torch_dataloader()))
         return self._read(begun)
 

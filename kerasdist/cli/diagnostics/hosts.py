@@ -93,7 +93,7 @@ class Agent:
         return json.loads(line)
 
     def close(self) -> None:
-        """Ends the agent, or the ssh process and so the agent."""
+        """Ends the agent; on another host, it ends with the ssh process."""
         self._process.kill()
         with contextlib.suppress(BrokenPipeError), self._said, self._process:
             pass  # unsent input is dropped

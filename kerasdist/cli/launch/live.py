@@ -28,7 +28,7 @@ State = dict[str, Any]
 STATUS_FILE = "status.json"
 
 SLOW = 1.1
-"""A worker is marked if it takes this many times as long as the others."""
+"""A worker is marked if its step takes this many times as long as those of the others."""
 
 SILENT_SECONDS = 60.0
 """A worker is marked if it has given no sign of life for this many seconds."""

@@ -210,7 +210,7 @@ def _named(role: str, each: _Instruction) -> str:
 
 
 def _trips(loop: _Instruction, known: _Program) -> int:
-    """Returns how often a loop runs, from XLA or from the number in the loop's condition."""
+    """Returns how often a loop runs, as XLA states it, or as the loop's condition shows it."""
     if match := _TRIPS.search(loop.rest):
         return int(match[1])
     limits = [

@@ -4,8 +4,8 @@ The time of a device is the longest of these times: the time of its matrix units
 the time of its memory at its full rate, XLA's estimate for its instructions, and the time in which
 the variables in the host's memory (`offload`) are copied to the device and back. No program is
 faster than that, and most are slower. Collectives are added, except for the part of their time that
-other work hides. The times of collectives follow the usual model of latency and bandwidth, with
-ring sums over the fast links; between machines or slices each chip sends its part.
+other work hides. The times of collectives follow the usual model of latency and bandwidth: over the
+fast links chips form a ring, and to other machines or slices each chip sends its own part.
 """
 
 from __future__ import annotations

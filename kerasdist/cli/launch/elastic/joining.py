@@ -228,7 +228,7 @@ class Machine:
         passing.start()
         code = running.wait()
         seat = self._seated(number)
-        with contextlib.suppress(OSError):  # the launcher may not wait any more
+        with contextlib.suppress(OSError):  # the launcher may have closed the connection
             connection.sendall(supervisor.ENDED + bytes([128 - code if code < 0 else code]))
             connection.shutdown(socket.SHUT_WR)
             passing.join(_DRAIN_SECONDS)  # closing with unread bytes would reset the connection

@@ -179,7 +179,7 @@ def _start_anew_if_set(command: list[str], imported: Collection[str]) -> None:
         frame = None if frame is None else frame.f_back
         while frame is not None and _package(frame) in sys.stdlib_module_names:
             frame = frame.f_back
-        # The script sets the variable; what a framework itself sets, it sets in any process.
+        # Only variables that the script sets matter: a framework sets its own in any process.
         if frame is not None and _package(frame) not in imported:
             os.execv(command[0], command)
 
