@@ -72,7 +72,7 @@ def set_draws(draws: Draws) -> None:
     `categorical` and `dropout`, and to the layers that use them, in `fit`, `evaluate` and
     `predict`. Other draws, and draws in `Strategy.run`, always differ between replicas. If several
     batches are stacked along axis 0, as a GAN does with real and generated examples, the draws for
-    their rows differ from one device; call the layer once for each batch instead.
+    their rows differ from those on one device; call the layer once for each batch instead.
 
     All workers must call this function with the same value before the first step.
 

@@ -99,14 +99,14 @@ class BackupAndRestore(Callback):
 
         Args:
             backup_dir: The folder of the backups, which only this run may use. The chief's machine
-                must see it; if the workers divide the state, let all machines see it.
+                must see it. If the workers divide the state, all machines must see it.
             save_freq: ``"epoch"``: at the end of each epoch. A number `n`: also after every `n`
                 batches of an epoch. ``"auto"``: as often as loses the least time, by Daly's
                 formula, which is about ``sqrt(2 * cost * time between failures)``. The cost is the
                 time for which training stops for the first backup. That backup is made after 20
-                batches or at the end of the first epoch, and is then written once more, with the
-                chosen number of batches. At the end of an epoch a backup is made if half of this
-                number has passed, and at the end of the last epoch always.
+                batches or at the end of the first epoch. It is then written once more, because it
+                also stores the chosen number of batches. At the end of an epoch a backup is made
+                if half of this number has passed, and at the end of the last epoch always.
             hours_between_failures: The mean time between failures of the job, for
                 ``save_freq="auto"``; None means 8,000 hours divided by the number of replicas. If
                 the cluster takes a machine away, that also counts as a failure.

@@ -21,7 +21,7 @@ from kerasdist.core.earlier_names import refuse_arguments, resolve
 
 
 class DeviceOrderMode(enum.IntEnum):
-    """The order in which a `DeviceAssignment` takes devices; XLA finds rings among them itself.
+    """The order in which a `DeviceAssignment` takes devices; RING is refused, as XLA finds rings.
 
     Source: https://www.tensorflow.org/api_docs/python/tf/tpu/experimental/DeviceOrderMode
     """

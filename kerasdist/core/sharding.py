@@ -35,9 +35,9 @@ class Sharding:
     Attributes:
         state: ``"optimizer"``: the replicas divide the optimizer's variables (ZeRO, stages 1 and
             2). ``"full"``: they also divide the weights, which are gathered when a layer uses them
-            (ZeRO, stage 3; FSDP). ``"auto"`` is like ``"full"``, except on JAX, if the model's
-            class has a layout of its own (``get_layout_map``, as backbones of KerasHub have): a
-            weight in that layout is sharded along the dimension that the layout gives to the axis
+            (ZeRO, stage 3; FSDP). ``"auto"`` is like ``"full"``, but on JAX it uses the layout of
+            the model's class, if that has one (``get_layout_map``, as in backbones of KerasHub).
+            A weight in the layout is sharded along the dimension that the layout gives to the axis
             ``"batch"``, if that dimension can be split.
         min_size: A variable with fewer elements stays whole on each replica. On JAX a variable also
             stays whole if the number of replicas divides none of its dimensions; otherwise the

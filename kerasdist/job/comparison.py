@@ -249,8 +249,8 @@ def slowest(workers: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
 
     Returns:
         The worker's rank, the name of the time by which it is the slowest, that time, and the
-        median of the others' times. None if there is no other worker, or no time is known of all
-        workers.
+        median of the others' times. None if there is no other worker, or neither time is known
+        for every worker.
     """
     for name in _BY:
         times = [one.get(name) for one in workers]

@@ -71,8 +71,8 @@ def apply_combined_gradients(optimizer: Any, gradients: list[Any], variables: An
 def apply_scaled_gradients(optimizer: Any, gradients: list[Any], variables: Any) -> None:
     """Does the same as ``LossScaleOptimizer.apply``, in code that JAX traces.
 
-    Keras's own method leaks traced values from its branches for finite and for other gradients
-    (seen with 3.15.1); its stateless form does not leak them.
+    Keras's own method leaks traced values from its branches, of which one is for gradients that
+    are not finite (seen with 3.15.1). Its stateless form does not leak them.
     """
     if not optimizer.built:
         with keras.name_scope(optimizer.name, caller=optimizer):

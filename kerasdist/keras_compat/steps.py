@@ -50,7 +50,7 @@ def uses_torch_compile(model: Any) -> bool:
 
 
 def is_state_synced(model: Any) -> bool:
-    """Returns whether a model's variables hold their values; on JAX, running steps take them."""
+    """Returns whether a model's variables hold values; on JAX they hold none while a step runs."""
     if not state_of(model):
         return True
     variables = [*model.trainable_variables, *model.non_trainable_variables]

@@ -101,8 +101,8 @@ def devices_from_launcher() -> str | None:
 def are_started_by_script() -> bool:
     """Returns whether the job's workers are processes that this script itself starts.
 
-    In such workers other strategies make as much sense as in the process that the user has started.
-    They also make sense in a process that multiprocessing has started, which is not in the job.
+    Such a worker may use strategies of one process, as the process that the user started may. So
+    may a process that multiprocessing has started, because it is not in the job.
     """
     told = devices_from_launcher() or os.environ.get(MIRRORED)
     return bool(told) and (is_child() or told not in (EACH_ITS_OWN, JOINED))

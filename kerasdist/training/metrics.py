@@ -1,4 +1,4 @@
-"""Metrics on replicas: Keras's own add up their states, others see the global batch.
+"""Metrics on replicas: Keras's own metrics sum their states, others see the global batch.
 
 In a step of `fit`, a metric returns its result over all replicas. So all values that a step
 computes from the result, under any name, are the same as on one device.

@@ -3,8 +3,8 @@
 On JAX the gathers are read from the program, because XLA places them. PyTorch's gathers are known
 without a program (ADR 62): a group has the weights of one layer, or of several small layers. Each
 group is gathered in the forward pass. Each group except the last one, which is still there, is
-gathered again in the backward pass. The gradients of each group are summed once. While one group
-computes, the next is being gathered.
+gathered again in the backward pass. The gradients of each group are summed together. While one
+group computes, the next is being gathered.
 """
 
 from __future__ import annotations
