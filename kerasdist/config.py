@@ -65,14 +65,14 @@ def set_draws(draws: Draws) -> None:
     replica draws its own numbers by default (``"replica"``), as with `tf.distribute`. Such a run is
     reproducible, but dropout drops other units than on one device, or than with another number of
     replicas. With ``"global"`` each replica draws for the whole global batch and keeps the draws of
-    its own rows, so that the run has the numbers of one device. The cost is that each replica draws
-    for the whole batch.
+    its own rows, so that the run has the numbers of one device. The cost is the time of these
+    larger draws.
 
     The setting applies to `keras.random.normal`, `uniform`, `truncated_normal`, `randint`,
     `categorical` and `dropout`, and to the layers that use them, in `fit`, `evaluate` and
     `predict`. Other draws, and draws in `Strategy.run`, always differ between replicas. If several
     batches are stacked along axis 0, as a GAN does with real and generated examples, the draws for
-    their rows differ from one device; call the layer once for each batch instead.
+    their rows differ from those on one device; call the layer once for each batch instead.
 
     All workers must call this function with the same value before the first step.
 
@@ -98,39 +98,41 @@ def draws() -> Draws:
 
 
 def set_most_examples_at_once(count: int | Literal["auto"] | None) -> None:
-    """Says how many examples a replica computes at once in training.
+    """Sets how many examples a replica computes at once in training.
 
     If a replica has more examples, the model is called in several passes. The loss, the metrics and
-    the single update of the weights use all examples, so the numbers do not change. A job of fewer
-    workers, each of which has more rows of the global batch, then needs no more memory for
-    activations: set the number that fits on one device, and each start of the job makes as many
-    passes as it needs. A pass keeps only its inputs and outputs, and is computed once more in the
-    backward pass, which takes a third more time.
+    the single update of the weights use all examples, so the numbers do not change. This saves
+    memory for activations when a job starts with fewer workers, each of which then has more rows of
+    the global batch: set the number that fits on one device, and each start of the job makes as
+    many passes as it needs. A pass keeps only its inputs and outputs, and is computed once more in
+    the backward pass, which takes a third more time.
 
     On PyTorch dropout without a seed draws in each pass, so its draws depend on the number of
-    passes, as they do on the number of replicas. The following are an error, because a pass cannot
-    know the other rows: training `BatchNormalization`, losses that layers add, and seeded draws or
-    other state that a call changes; on JAX and TensorFlow all draws; on PyTorch and TensorFlow
-    ``jit_compile=True``; on PyTorch ``sharding="full"``, and `set_draws("global")` with layers that
-    draw. A user-defined layer that mixes the rows of a batch mixes only the rows of a pass.
+    passes, as they do on the number of replicas. The following raise an error, most of them because
+    a pass does not know the other rows: training `BatchNormalization`, losses that layers add, and
+    seeded draws or other state that a call changes; on JAX and TensorFlow all draws; on PyTorch and
+    TensorFlow ``jit_compile=True``; on PyTorch ``sharding="full"``, and `set_draws("global")` with
+    layers that draw. A user-defined layer that mixes the rows of a batch mixes only the rows of a
+    pass.
 
-    With ``"auto"`` the number is found before the first step of a call of `fit`, by steps on trial:
-    as long as a device of any worker has no memory for one, the number is halved. It stays for the
-    model, and a backup keeps it for a restart with as many replicas. A model that is known to be
-    refused is not tried, and trains as with None. Custom loops find no number.
+    With ``"auto"`` the number is found by trial steps, before the first step of a call of `fit`: as
+    long as a trial step runs out of memory on a device of any worker, the number is halved. The
+    model keeps the number, and so does a backup, for a restart with as many replicas. If kerasdist
+    can tell beforehand that it must refuse the model, it tries nothing, and the model trains as
+    with None. Custom loops do not look for a number.
 
-    All workers must call it with the same value, before the first step.
+    All workers must call this function with the same value, before the first step.
 
     Example::
 
         kd.config.set_most_examples_at_once(32)
 
     Args:
-        count: How many, at least 1; None: all that the replica has; ``"auto"``: as many as there is
-            memory for.
+        count: The number of examples, at least 1; None for all examples of the replica; ``"auto"``
+            for as many as there is memory for.
 
     Raises:
-        TypeError: If `count` is no integer, and not ``"auto"``.
+        TypeError: If `count` is neither an integer, nor ``"auto"``, nor None.
         ValueError: If `count` is less than 1.
     """
     global _most_at_once
@@ -140,5 +142,5 @@ def set_most_examples_at_once(count: int | Literal["auto"] | None) -> None:
 
 
 def most_examples_at_once() -> int | Literal["auto"] | None:
-    """Returns what `set_most_examples_at_once` has set."""
+    """Returns the value that `set_most_examples_at_once` has set."""
     return _most_at_once

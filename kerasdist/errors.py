@@ -12,7 +12,7 @@ class KerasdistError(Exception):
 
 
 class DeviceError(KerasdistError, ValueError):
-    """A device is unknown, named twice or missing, or it is too late to prepare it."""
+    """A device is unknown, named twice or missing, or devices were prepared too late."""
 
 
 class ScopeError(KerasdistError, RuntimeError):
@@ -48,7 +48,7 @@ class BackendError(KerasdistError, ImportError):
 
 
 class NotOneDeviceError(KerasdistError, ValueError):
-    """A training step under a strategy does not compute the same as on one device."""
+    """A training step under a strategy does not compute the same numbers as on one device."""
 
 
 class ClusterError(KerasdistError, ValueError):

@@ -25,8 +25,8 @@ from kerasdist.job.job import Job
 # How many rows of an array are compared, and how many elements of each row.
 ROWS, ELEMENTS = 16, 1024
 
-# How many bytes of an array the checksum of a batch covers.
-# Of a larger array it covers some elements of each row, and other elements in the next batch.
+# How many bytes of an array the checksum of a batch covers. If an array is larger, the checksum
+# covers some elements of each row, and those of the next batch cover others.
 BYTES = 1 << 16
 
 # How many of an array's first elements a message shows.
@@ -52,7 +52,7 @@ class Beginning(NamedTuple):
 
 @final
 class FirstBatches:
-    """The batches that a worker has read of common datasets, and has not yet compared.
+    """The batches that a worker has read from datasets that all workers read, and not yet compared.
 
     Attributes:
         drawn_by_threads: Whether several threads of the data source, such as of a ``PyDataset``,
@@ -70,10 +70,11 @@ class FirstBatches:
         self._wanted = wanted and job is not None  # equal on all workers
         self._waiting: list[Beginning] | None = None
         self._names: dict[int, list[str]] = {}  # by the number of arrays in a batch
-        # By an array's name: its checksum in each batch, and the batches before each iteration.
+        # By an array's name: its checksum in each batch, and the number of batches before each
+        # iteration.
         self._checksums: dict[str, array[int]] = {}
         self._begins: dict[str, list[int]] = {}
-        # The arrays that were found to differ between workers, as they do with random augmentation.
+        # The arrays that were found to differ between workers, as with random augmentation.
         self._drawn: set[str] = set()
 
     def recorded(self, batches: Iterator[Any]) -> Iterator[Any]:
@@ -136,9 +137,9 @@ class FirstBatches:
     ) -> None:
         """Reports the earliest batch that differs between workers; all workers must call it.
 
-        The report is a warning if threads draw the differing data. The report is also a warning if
-        one of the arrays in `ordered` is equal on all workers: the rows of these arrays differ, so
-        the order of the rows is the same.
+        The report is a warning if threads draw the differing data, else an error. It is also a
+        warning if one of the arrays in `ordered` is equal on all workers: the rows within each of
+        these arrays differ, so all workers have them in the same order.
         """
         job = self._job
         assert job is not None

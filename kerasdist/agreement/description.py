@@ -42,9 +42,8 @@ _LEFT_OUT = frozenset({"name", "seed"})
 # Texts that are longer than this are compared by a digest.
 _LONG = 1000
 
-# Arrays are read in blocks of this size.
-# If an array is larger than the second number, only that many bytes are compared.
-# The compared blocks are spread over the whole array, and comparing them takes half a second.
+# Arrays are read in blocks of `_BLOCK` bytes. Of an array that is larger than `_MOST`, only so many
+# bytes are compared, in blocks that are spread over the whole array; this takes half a second.
 _BLOCK, _MOST = 1 << 22, 1 << 30
 
 
@@ -113,7 +112,7 @@ def _kept(instance: object) -> dict[str, Any]:
     if isinstance(instance, keras.Layer):
         found["dtype"] = instance.dtype_policy
         found["activity_regularizer"] = instance.activity_regularizer
-    options = kept.get(FUNCTION_ARGUMENTS.attribute)  # the function that Keras's class wraps
+    options = kept.get(FUNCTION_ARGUMENTS.attribute)  # of the function that a class of Keras wraps
     return {**found, "options": options} if isinstance(options, dict) and options else found
 
 
@@ -284,7 +283,7 @@ def of_function(function: FunctionType) -> dict[str, Any]:
 
 
 def of_class(kind: type) -> dict[str, str]:
-    """Returns a digest of a class's user-defined methods by its key; {} if there are none."""
+    """Returns a dict with a digest of a class's user-defined methods; {} if there are none."""
     parts = [
         f"{name} {_digest_of_code(function.__code__)}"
         for parent in kind.__mro__

@@ -29,7 +29,8 @@ from kerasdist.job import comparison
 from kerasdist.job.job import Job
 from kerasdist.keras_compat import ops
 
-# All lines have the same signs, except that each line is also multiplied by one sign of its own.
+# An array is laid out in lines. Each line is multiplied by the same random signs, and also by one
+# sign of its own.
 _SUMS, _LINE, _CHUNK = 16, 1 << 10, 1 << 16
 
 # The norm of a difference that rounding explains, relative to the array's norm.
@@ -107,8 +108,8 @@ def checksum_in_type(array: np.ndarray[Any, Any], dtype: str) -> int:
     return total
 
 
-# Workers may have different devices, whose products agree to three digits only.
-# CPUs round as their type does, which the loss shows, because it is a mean over the batch.
+# Workers may have different devices, whose matrix products agree to three digits only. If all are
+# CPUs, losses must agree up to the rounding of their type, because they are means over the batch.
 # Gradients that cancel have larger errors, and a metric jumps when an example changes its class.
 _DEVICES = 0.01
 
@@ -184,7 +185,7 @@ def _is_apart(
 
 
 def _shown(value: Any) -> str:
-    """Returns a number, or an array's measures, as a text that differs if they differ."""
+    """Returns a number or an array's measures as text; different values give different texts."""
     if value is None:
         return "nothing"
     if isinstance(value, float):
@@ -234,7 +235,7 @@ _NUMBER_OF_LAYER = re.compile(r"_\d+(?=[_/]|$)")
 
 @final
 class InitialBroadcast:
-    """The variables that a strategy's workers have made and have not yet compared.
+    """The new variables of a strategy, which the workers must still compare and make equal.
 
     Variables that were deleted before do not count, because one worker alone may have made them, as
     Keras does if only the chief saves a model (``saving_lib.get_attr_skipset``, 3.15.1).
@@ -253,7 +254,7 @@ class InitialBroadcast:
     def waiting(self) -> list[Any]:
         """Returns the variables to which `ensure` will give the chief's values."""
         if self._ready():
-            gc.collect()  # Else a worker may keep a variable in a cycle that another has freed.
+            gc.collect()  # Otherwise workers may differ in which unused variables still exist.
         return self._ready()
 
     def ensure(self) -> None:
@@ -269,7 +270,7 @@ class InitialBroadcast:
             for number, one in enumerate(ready)
         }
         job.assert_equal("variables made in the scope", facts)
-        # A metric that was built in an eager step has already added this worker's examples.
+        # A metric that was built in an eager step has counted this worker's examples: it stays so.
         equal = [
             one for one in ready if (one.synchronization, one.aggregation) != ("on_read", "sum")
         ]
@@ -342,7 +343,7 @@ def require_equal_weights(model: Any, replicas: Workers, when: str) -> None:
 
 
 def _variables(model: keras.Model) -> list[Any]:
-    """Returns the variables to compare, which only training changes, equally on all workers."""
+    """Returns the variables to compare: those that training changes equally on all workers."""
     optimizer = model.optimizer if model.compiled else None
     known = [*model.variables, *(optimizer.variables if optimizer is not None else ())]
     return [

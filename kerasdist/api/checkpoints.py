@@ -1,7 +1,8 @@
-"""Checkpoints of the frameworks' own formats, and the variables of a model.
+"""Saves and loads a model's variables as checkpoints in the formats of the frameworks.
 
-The tree is that of ``keras.Model.get_state_tree``: four groups, and in each the variables by the
-parts of their paths. A tree that is read may lack the groups, or have other names before them.
+The tree of a checkpoint is that of ``keras.Model.get_state_tree``: four groups, and in each the
+variables by the parts of their paths. In a tree that is read, the groups may be missing, or other
+names may precede the paths.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ def save_checkpoint(model: keras.Model, path: str | os.PathLike[str]) -> None:
 
     On JAX it is a checkpoint of Orbax (the package ``orbax-checkpoint``), on PyTorch one of
     ``torch.distributed.checkpoint``. Each worker writes the shards that it holds. The tree is that
-    of ``model.get_state_tree()``, so programs without kerasdist can read it. It has no place in the
-    data, no epoch and no state of callbacks: to restart a run, use
+    of ``model.get_state_tree()``, so programs without kerasdist can read it. The checkpoint does
+    not contain the place in the data, the epoch or the state of callbacks: to restart a run, use
     `kerasdist.callbacks.BackupAndRestore`.
 
     Example::
@@ -44,9 +45,9 @@ def save_checkpoint(model: keras.Model, path: str | os.PathLike[str]) -> None:
 
     Args:
         model: A built model, made in a strategy's scope or not.
-        path: The folder to write, which all workers must see. A checkpoint that is there is
-            replaced when the new one is complete. On storage such as ``gs://`` nothing may be
-            there.
+        path: The folder to write, which all workers must see. An existing checkpoint is replaced
+            when the new one is complete. On storage such as ``gs://`` nothing may exist at the
+            path.
 
     Raises:
         UnsupportedError: If the backend is TensorFlow, or Orbax is not installed.
@@ -123,9 +124,10 @@ def load_checkpoint(
 
     Args:
         model: A built model, made in a strategy's scope or not.
-        path: The checkpoint's folder, which all workers must see, or its address.
-        weights_only: Whether the optimizer keeps its state. It also does if the model has no
-            optimizer, or the checkpoint has no state of one.
+        path: The checkpoint's folder, which all workers must see, or its address on storage such as
+            ``gs://``.
+        weights_only: Whether only weights are read, and the optimizer keeps its state. It also
+            keeps its state if the checkpoint has no state of an optimizer.
 
     Raises:
         UnsupportedError: If the backend is TensorFlow, or Orbax is not installed.
@@ -187,7 +189,7 @@ def _prepare(model: keras.Model) -> tuple[CheckpointFormat, ReplicaSet | None]:
 
 
 def _slots_of(model: Any) -> list[keras.Variable]:
-    """Returns the variables of a model's optimizer, which this builds if need be."""
+    """Returns the variables of a model's optimizer; builds the optimizer if it is not built."""
     optimizer = getattr(model, "optimizer", None)
     if optimizer is None:
         return []
@@ -214,7 +216,7 @@ def _nested(variables: Iterable[keras.Variable]) -> dict[str, Any]:
 
 
 def _path_of(key: Key) -> str:
-    """Returns the path of the variable whose array has this place in a tree."""
+    """Returns the path of the variable whose array is at `key` in a tree."""
     own = key[1:] if key[0] in _GROUPS else key
     return "/".join(own).rpartition(_IN_STATE_DICT)[2]
 
@@ -231,7 +233,7 @@ def _refusal(model: keras.Model, folder: str, wrong: Sequence[str], there: Seque
 
 
 def _on_chief(job: Job | None, work: Callable[[], str]) -> None:
-    """Lets the chief work while the others wait; raises what it returns on all workers."""
+    """Lets the chief work while the others wait; all raise an error if `work` returns a text."""
     refusal = ""
     if job is None or job.is_chief:
         try:
@@ -247,7 +249,7 @@ def _on_chief(job: Job | None, work: Callable[[], str]) -> None:
 
 
 def _refuse(job: Job | None, refusal: str) -> None:
-    """Raises on all workers what one of them refuses. All workers must call it."""
+    """Raises an error on all workers if one of them passes a text. All workers must call it."""
     refusals = [refusal] if job is None else job.all_gather_object("checkpoint", refusal)
     for rank, one in enumerate(refusals):
         if one:

@@ -1,4 +1,4 @@
-"""`Strategy.extended`: members that libraries need of a strategy, named as in ``tf.distribute``."""
+"""`Strategy.extended`: members of a strategy for libraries, named as in ``tf.distribute``."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class StrategyExtended(EarlierNames):
         experimental_require_static_shapes: Whether every replica must get values of the same
             shapes; False, because no strategy here needs that.
         experimental_should_init: Whether this process initializes variables. It is always True: all
-            processes do, and then the chief's values replace the others.
+            processes initialize them, and then the chief's values replace those of the others.
 
     Source: https://www.tensorflow.org/api_docs/python/tf/distribute/StrategyExtended
     """
@@ -146,7 +146,8 @@ class StrategyExtended(EarlierNames):
         Args:
             var: A variable of this strategy.
             fn: A function that takes a copy and may assign to it.
-            args: Arguments; instead of a distributed value, the function gets the copy's component.
+            args: Arguments; of a distributed value, the function gets the component that is on the
+                copy's device.
             kwargs: Keyword arguments; distributed values are treated as in `args`.
             group: Whether to return one value for all copies, and not a list with one value per
                 copy.

@@ -1,4 +1,4 @@
-"""Describes which share of a model's variables a device holds."""
+"""Describes which shards of a model's variables a device holds."""
 
 from __future__ import annotations
 
@@ -17,18 +17,19 @@ from kerasdist.core.sharding import size
 
 @final
 class ModelLayout:
-    """Which share of each variable of a model a device holds. Printing the object shows a table.
+    """How much of each variable of a model a device holds. Printing the object shows a table.
 
     Attributes:
-        rows: One row for each variable, also of the optimizer: its path, its shape, how it is
-            divided, why, and how many bytes of it a device holds; none of what the host has.
+        rows: One row for each variable, including the optimizer's: its path, its shape, how it is
+            sharded, why, and how many of its bytes a device holds. Bytes in the host's memory do
+            not count.
         total_bytes: How many bytes all variables have.
         bytes_a_device: How many of these bytes a device holds.
-        divided: The fraction of the bytes that belongs to variables which devices divide.
+        divided: The fraction of the bytes that belongs to sharded variables.
     """
 
     def __init__(self, model: keras.Model) -> None:
-        """Asks the model's strategy; without one, a device holds the whole model."""
+        """Asks the model's strategy; if the model has none, a device holds the whole model."""
         trainer = trainer_of(model)
         optimizer = getattr(model, "optimizer", None)
         variables = [*model.variables, *(optimizer.variables if optimizer is not None else ())]
@@ -84,9 +85,9 @@ class ModelLayout:
 
 
 def describe_layout(model: keras.Model) -> ModelLayout:
-    """Returns which share of each variable a device holds. Workers need not call it together.
+    """Returns how much of each variable a device holds. Workers need not call it together.
 
-    Variables that do not exist yet, such as an optimizer's before the first step, are missing.
+    Variables that do not exist yet, such as an optimizer's before the first step, are not listed.
 
     Example::
 

@@ -1,4 +1,4 @@
-"""Options of reductions, of their communication and of `run`, as names, members or objects."""
+"""Options of reductions, communication and `run`, given as names, enum members or objects."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def require_choice(argument: str, value: object, choices: Sequence[object]) -> N
 
 
 def member_of(kind: type[E], value: object, argument: str) -> E:
-    """Returns the member of an enumeration for a name, or for a member of that name elsewhere."""
+    """Returns an enumeration's member for a name, or for another enumeration's member so named."""
     name: Any = value.name if isinstance(value, enum.Enum) else value
     if isinstance(name, str) and name.upper() in kind.__members__:
         return kind[name.upper()]

@@ -33,7 +33,7 @@ class LocalBatch:
     weight: Any
 
     def note_in(self, error: Exception) -> None:
-        """Notes in an error about shapes that a replica has only some of the batch's rows."""
+        """Adds a note to an error about shapes: the replica has only some of the batch's rows."""
         is_known = isinstance(self.size, int) and isinstance(self.total, int)
         of_shapes = ("shape", "dimension", "size of tensor")
         if is_known and self.size == self.total:
@@ -55,8 +55,8 @@ class ReplicaContext(ReplicaLike, EarlierNames):
     """One replica of a step: its number, and the collectives through which it reaches the others.
 
     `kerasdist.get_replica_context` returns this context in the function that `Strategy.run` calls,
-    and in everything that this function calls. The context is also a context manager, inside of
-    which it is in force.
+    and in everything that this function calls. The context is also a context manager: it is in
+    force in the block.
 
     Example::
 
@@ -198,7 +198,7 @@ def global_batch(tensor: object) -> Any:
     Use it in a model, a loss or a `train_step` that itself mixes examples, such as a contrastive
     loss over the batch, because on TensorFlow and PyTorch a replica holds only its own rows.
     Gradients flow through it. On one device, on JAX (where `fit` is one global program), and
-    outside of a replica, it returns `tensor` itself. All replicas must call this method.
+    outside of a replica, it returns `tensor` itself. All replicas must call this function.
 
     Example::
 

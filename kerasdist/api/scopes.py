@@ -1,4 +1,4 @@
-"""Functions that tell which strategy is in force and which replica runs; `kerasdist.print`."""
+"""Functions that return the strategy in force and the running replica; `kerasdist.print`."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ class Strategy(EarlierNames):
 
     @property
     def num_replicas_in_sync(self) -> int:
-        """How many replicas the strategy combines gradients over."""
+        """The number of replicas over which the strategy combines gradients."""
         return 1 if self.replica_set is None else self.replica_set.num_replicas
 
     @property

@@ -66,12 +66,12 @@ class BackupAndRestore(Callback):
 
     The chief writes the files, each under another name first, so that no file is incomplete. The
     chief reads the newest complete backup, reports which backups it refuses and why, and sends the
-    values to the other workers. A backup of another script (layers, optimizer, losses, form of the
-    data) is an error, and so is a folder that another run uses. If the workers divide the state
-    (``sharding=``) and all of them see the folder, each worker writes and reads its own shards; a
-    backup exists after the chief has written its file, which it writes after all parts. Any number
-    of workers, with any ``sharding``, can restore either kind of backup. `fit` calls this callback
-    after all others, wherever it is in the list.
+    values to the other workers. A backup of another script (with other layers, optimizer, losses or
+    form of data) is an error, and so is a folder that another run uses. If the workers divide the
+    state (``sharding=``) and all of them see the folder, each worker writes and reads its own
+    shards; the chief writes its file last, and only then the backup exists. Any number of workers,
+    with any ``sharding``, can restore either kind of backup. `fit` calls this callback after all
+    others, wherever it is in the list.
 
     If data are shuffled, the script must set the seed (``keras.utils.set_random_seed``).
 
@@ -99,14 +99,14 @@ class BackupAndRestore(Callback):
 
         Args:
             backup_dir: The folder of the backups, which only this run may use. The chief's machine
-                must see it; if the workers divide the state, let all machines see it.
+                must see it. If the workers divide the state, all machines must see it.
             save_freq: ``"epoch"``: at the end of each epoch. A number `n`: also after every `n`
                 batches of an epoch. ``"auto"``: as often as loses the least time, by Daly's
                 formula, which is about ``sqrt(2 * cost * time between failures)``. The cost is the
                 time for which training stops for the first backup. That backup is made after 20
-                batches or at the end of the first epoch, and is then written once more, with the
-                chosen number. The end of an epoch gets a backup if half of the number has passed;
-                the last end always gets one.
+                batches or at the end of the first epoch. It is then written once more, because it
+                also stores the chosen number of batches. At the end of an epoch a backup is made
+                if half of this number has passed, and at the end of the last epoch always.
             hours_between_failures: The mean time between failures of the job, for
                 ``save_freq="auto"``; None means 8,000 hours divided by the number of replicas. If
                 the cluster takes a machine away, that also counts as a failure.
@@ -164,7 +164,8 @@ class BackupAndRestore(Callback):
         self._skipped = 0
         self._stops = False
         self._said: set[str] = set()
-        # Whether a signal may ask to leave (`experimental.preempt`), and has asked.
+        # Whether a signal may ask for the end of the script (`experimental.preempt`), whether it
+        # has asked, and whether `fit` is running.
         self.listens = self.asked_to_leave = self._in_training = False
 
     def ask_to_leave(self) -> bool:
@@ -258,7 +259,7 @@ class BackupAndRestore(Callback):
 
     @contextlib.contextmanager
     def _restoring(self) -> Iterator[None]:
-        """Adds the backup's name to errors about values that do not belong into a backup."""
+        """Adds the number of the backup to errors about values that cannot be restored."""
         try:
             yield
         except KerasdistError:
@@ -296,13 +297,14 @@ class BackupAndRestore(Callback):
             self._validation.go_to(facts["validation"], within=False)
         begin = facts["epoch"]
         if facts["stopping"] and not facts["batches"]:
-            # An uninterrupted run would not have had another epoch.
+            # Training was about to stop at the end of that epoch, so there is no further epoch.
             begin = max((self.params or {}).get("epochs") or 0, begin)
         keras_compat.set_initial_epoch(model, begin)
         if facts["batches"]:
             self._resumed = facts
         else:
-            # The callbacks begin the epoch with their restored state.
+            # The backup was made between epochs. Random states and the position are restored now,
+            # because the callbacks' `on_epoch_begin` may use them.
             random_states.put_back(facts["random"])
             self._put_back_random_states_of_gpus(facts)
             self._position.go_to(facts["position"], within=False)
@@ -383,7 +385,7 @@ class BackupAndRestore(Callback):
         self._files.begin_next()
         model: Any = self.model
         variables, trainer = all_variables_of(model), trainer_of(model)
-        if batches and trainer is not None:  # the end of an epoch compares them
+        if batches and trainer is not None:  # at the end of an epoch `InSync` compares them
             when = f"batch {batches} of epoch {epoch + 1}"
             trainer.replicas.first_batches.require_equal_since(when)
             results.require_equal_weights(model, trainer.replicas, when)
@@ -399,7 +401,7 @@ class BackupAndRestore(Callback):
             of_gpus = job.gather_object("random states of GPUs", *of_gpus)
         kept = {"position": self._position.kept(batches), "validation": self._validation.kept(0)}
         parts = self._files.write_part(shards) if shards else []
-        if parts is None:  # a disk is full
+        if parts is None:  # some worker could not write its part
             return
         facts: dict[str, Any] = {}
         if job is None or job.is_chief:

@@ -37,7 +37,7 @@ class BroadcastGlobalVariables(keras.callbacks.Callback):
             root_rank: The worker whose variables are sent; only 0, the chief, is possible.
 
         Raises:
-            ValueError: If it is not 0.
+            ValueError: If `root_rank` is not 0.
         """
         super().__init__()
         if root_rank != 0:
@@ -64,9 +64,9 @@ class BroadcastGlobalVariables(keras.callbacks.Callback):
 
 
 def broadcast(model: Any, variables: Sequence[keras.Variable] | None = None) -> None:
-    """Gives all workers the chief's values of some variables, or of a model (None).
+    """Gives all workers the chief's values of some variables.
 
-    None stands for the variables of the model and its optimizers. All workers must call it.
+    None stands for all variables of the model and its optimizers. All workers must call it.
     """
     trainer = trainer_of(model)
     if trainer is not None and trainer.replicas.job is not None:

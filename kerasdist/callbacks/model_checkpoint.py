@@ -25,13 +25,13 @@ class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
     With ``save="async"`` training stops only while the model's state is copied to the memory of the
     host. A thread then writes the file that ``model.save`` or ``model.save_weights`` would have
     written at that moment, first under another name, so that a file is complete at any time. One
-    file is written at a time: an earlier request waits until the file before it is written. So
-    there is only one copy of the state, whose memory is kept until `fit` ends.
+    file is written at a time: if a save is due while a file is being written, training waits for
+    that file. So there is only one copy of the state, whose memory is kept until `fit` ends.
 
     An error of the thread, such as a full disk, is raised in `fit`: after the next batch, at the
     beginning or end of an epoch, by the next save, or at the end of training. Neither `fit` nor the
-    process ends before the last file is written. If `fit` ends with an error, it waits only for
-    models that were made in a scope; for other models call `wait`.
+    process ends before the last file is written. If `fit` ends with an error, it waits for the file
+    only if the model was made in a scope; for other models call `wait`.
 
     In a job of several workers the chief writes; the other workers wait for the chief at the end of
     training.
@@ -160,7 +160,7 @@ class BackgroundFile:
     """A file that a thread writes.
 
     Attributes:
-        memory: The memory for the copy of the next file.
+        memory: The arrays into which the state for the next file is copied.
     """
 
     def __init__(self) -> None:

@@ -103,7 +103,7 @@ def positions_of(given: Mapping[str, Any]) -> tuple[Position | None, Position | 
 def in_fit(given: Mapping[str, Any]) -> Generator[None]:
     """Lets callbacks finish their files and release their folders if `fit` ends with an error.
 
-    Afterwards the meter of an outer call continues.
+    Afterwards the meter of an outer call of `fit` measures again.
     """
     outer = current.meter
     try:
@@ -126,7 +126,7 @@ def _ordered(
     backups = [one for one in callbacks if isinstance(one, BackupAndRestore)]
     others = [one for one in callbacks if not isinstance(one, BackupAndRestore)]
     if backups and not any(isinstance(one, keras.callbacks.History) for one in others):
-        # Keras would add its History after the backups, which would lack the last epoch.
+        # Keras would add its History after the backups, which would then lack the last epoch.
         others = [*others, keras.callbacks.History()]
     listed = others if job is None else [_on_worker(one, replicas, job) for one in others]
     for backup in backups:

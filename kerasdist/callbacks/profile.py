@@ -31,7 +31,7 @@ _CLOCK = "kerasdist clock"
 _MARK = re.compile(rf"{_CLOCK} (\d+)")
 
 _ROUNDS = 11
-"""The number of times at which the workers read their clocks together."""
+"""How often the workers read their clocks together."""
 
 STEPS = "steps of fit"
 """The name of the row that shows where each step ended on the host."""
@@ -39,7 +39,7 @@ STEPS = "steps of fit"
 
 @final
 class Profile(keras.callbacks.Callback):
-    """Starts and stops the framework's profiler, and writes its events, by the chief's clock."""
+    """Starts and stops the framework's profiler; writes its events, timed by the chief's clock."""
 
     def __init__(self, steps: ProfiledSteps, meter: metering.Meter, replicas: ReplicaSet) -> None:
         super().__init__()
@@ -156,10 +156,10 @@ class Offset:
 def offset_of_clock(job: Job | None) -> Offset:
     """Measures the offset of this worker's clock. All workers must call this function.
 
-    Workers on one machine share a clock. Other workers make several exchanges: the coordinator
-    releases all of them at once, and then each worker reads its clock. The error of the median of
-    the differences is the difference between the times that a message takes to two workers, which
-    is less than the network's latency.
+    Workers on one machine share a clock. Other workers make several exchanges. At the end of each,
+    the coordinator sends a message to all workers at once, and each worker reads its clock when the
+    message comes. The error of the median difference is the difference between the times that the
+    message takes to two workers, which is less than the network's latency.
     """
     if job is None or not any(job.compare_objects("machines", platform.node())):
         return Offset(0.0, 0.0)

@@ -227,7 +227,7 @@ def flops_of_fit(meter: Meter, model: keras.Model, replicas: ReplicaSet) -> Flop
 
 
 def flops_of(model: keras.Model, replicas: ReplicaSet) -> Flops:
-    """Returns what a step of a built model needs and what its devices can do, as far as known."""
+    """Returns the operations that a built model needs, and its devices' peak, as far as known."""
     kind = replicas.device_kind()
     chip = None if kind is None else chip_of(kind)
     if chip is None:
@@ -314,7 +314,7 @@ class _EventFile:
 
 @final
 class Progress(keras.callbacks.Callback):
-    """Reports progress once a second; kerasdist adds it to `fit` if the launcher listens."""
+    """Reports progress once a second; kerasdist adds this callback if the launcher listens."""
 
     def __init__(self, meter: Meter, channel: Channel, replicas: ReplicaSet) -> None:
         super().__init__()
@@ -326,7 +326,7 @@ class Progress(keras.callbacks.Callback):
         self._steps_before = 0
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, object] | None = None) -> None:
-        """Reports the epoch; in the first epoch, also counts the operations of a step."""
+        """Reports the epoch; in the first epoch, first counts the operations of a step."""
         self._flops = flops_of_fit(self._meter, keras_compat.model_of(self), self._replicas)
         given = self.params or {}
         self._steps_before = self._meter.steps
@@ -377,7 +377,7 @@ class Progress(keras.callbacks.Callback):
 class Bench(keras.callbacks.Callback):
     """Measures the epochs of a `fit`, and a sum as large as its gradients, for `kerasdist bench`.
 
-    The callback has no batch events, because then each step would wait for its logs.
+    The callback has no methods for batches, because with them each step would wait for its logs.
     """
 
     def __init__(self, meter: Meter) -> None:

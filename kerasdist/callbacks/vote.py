@@ -29,11 +29,11 @@ _ADVICE = (
 class Vote(keras.callbacks.Callback):
     """Stops training on all workers at the same step if one of them wants to stop.
 
-    Vote is the last callback. Workers vote after each epoch. Workers can also vote after a batch if
-    one of them asks for a vote. Votes after batches are possible only if a worker has a
-    user-defined callback that acts on batches, or may be preempted. Keras's own callbacks decide by
-    the logs, which are equal. If all workers want to stop, they stop at once; otherwise they stop
-    after the next batch, which another worker may have begun.
+    Vote is the last callback. Workers vote after each epoch. They also vote after a batch if one of
+    them asks for a vote. That is possible only if a worker has a user-defined callback that acts on
+    batches, or may be preempted; Keras's own callbacks decide by the logs, which are equal on all
+    workers. If all workers want to stop, they stop at once; otherwise they stop after the next
+    batch, which another worker may have begun.
 
     With each vote the workers compare which variables are trainable. If a user-defined callback
     acts at the beginning of an epoch, the workers also compare then. Workers that train different
@@ -50,7 +50,7 @@ class Vote(keras.callbacks.Callback):
         super().__init__()
         self._job = job
         self._epoch = 0
-        self._wanted_to_stop = False  # at the last point at which workers could vote
+        self._wanted_to_stop = False  # when workers could last vote
         self._backups = [one for one in backups if one.listens]
         job.assert_equal(
             "callbacks", {"number of BackupAndRestore that listen": len(self._backups)}
@@ -65,7 +65,8 @@ class Vote(keras.callbacks.Callback):
         ]
         everyone = job.all_gather_object("callbacks that look at batches", own)
         looks, self._compares_first, before = map(any, zip(*everyone, strict=True))
-        # Keras runs callbacks in another thread if none has methods for batches.
+        # The methods are set only if needed: Keras runs callbacks in another thread if none has
+        # methods for batches.
         if looks:
             self.on_train_batch_end = self._after_batch
         if before:
@@ -102,7 +103,7 @@ class Vote(keras.callbacks.Callback):
             self._wanted_to_stop = any(now)
 
     def _meets(self, label: str, *, wants: bool = False) -> bool:
-        """Returns whether all workers meet here, because one asks or has changed what is trainable.
+        """Returns whether all workers meet here, as one wants to or has changed what is trainable.
 
         A change on only one worker must be compared at once, because the others continue to train.
         """
@@ -149,7 +150,7 @@ class Vote(keras.callbacks.Callback):
 
 
 def _acts_on(callback: keras.callbacks.Callback, events: tuple[str, ...]) -> bool:
-    """Returns whether user code acts on one of these events."""
+    """Returns whether a callback has user code for one of these events."""
     kind = type(callback)
     own = keras_compat.is_builtin(kind) and kind is not keras.callbacks.LambdaCallback
     own = own or isinstance(callback, ModelCheckpoint)
@@ -160,10 +161,10 @@ def _acts_on(callback: keras.callbacks.Callback, events: tuple[str, ...]) -> boo
 class InSync(keras.callbacks.Callback):
     """Compares the weights of all workers at the end of each epoch, by checksums.
 
-    The callback also compares the sizes of the batches. If each worker itself `shuffles` arrays,
-    the callback compares the states of the generators that draw the order, because a callback of
-    one worker may have drawn from these generators. This callback runs after the callbacks that may
-    change weights, and before the callbacks that save backups.
+    The callback also compares the sizes of the batches. If each worker itself shuffles arrays
+    (`shuffles`), it also compares the states of the random generators that draw the order, because
+    a callback of one worker may have drawn from them. This callback runs after the callbacks that
+    may change weights, and before the callbacks that save backups.
     """
 
     def __init__(self, replicas: ReplicaSet, job: Job, *, shuffles: bool = False) -> None:

@@ -38,11 +38,11 @@ from kerasdist.job.job import Job
 from kerasdist.keras_compat import ops
 from kerasdist.training.metrics import metrics_of
 
-# By how many roundings the variables are changed to measure the effect of rounding, and how often.
+# The effect of rounding is measured by changing variables by `_ROUNDINGS` roundings, several times.
 _ROUNDINGS = 4
 _REPEATS = 3
 _LARGEST_SCALE = 256.0
-# The seed of draws without a seed in a trial, which is equal on all workers.
+# The seed, equal on all workers, for random draws in a trial that were given no seed of their own.
 _SEED = 926_535_897
 _LONGEST_MESSAGE = 500
 
@@ -57,8 +57,8 @@ class Comparison:
         beyond_rounding: The differences that rounding does not explain, in the order of a step: the
             loss and the metrics, the gradients, the variables.
         draws_differ: Why random draws could not be made equal; None if they could.
-        keeps_state: Whether one device's step differs when repeated, without draws, because code
-            keeps state in Python.
+        keeps_state: Whether the step on one device gives another result when it is repeated,
+            although it draws no random numbers, because code keeps state in Python.
     """
 
     examples: int
@@ -91,7 +91,7 @@ class _Steps:
     def take_step(self, *, alone: bool, change: float = 0.0, number: int = 0) -> StepResult:
         """Runs the step, and frees the step's copies of the state.
 
-        A number changes weights and unrepeated draws a little.
+        `change` changes the weights a little; a `number` changes draws that are not repeated.
         """
         model, is_fresh = self.model, self.draws.misfit is not None and number > 0
         draws = RecordedDraws(self.batch.sizes) if is_fresh else self.draws
@@ -214,15 +214,15 @@ def compare(model: Any, batch: Any, *, outputs: bool, spares: bool = False) -> C
 
     Args:
         model: A compiled model of the strategy.
-        batch: A batch, in the form for a step of the trainer.
+        batch: A batch, in the form in which the trainer's steps take it.
         outputs: Whether to compare the model's outputs too.
-        spares: Whether only some examples of the batch may be used.
+        spares: Whether to use only as many examples of the batch as the comparison needs.
     """
     trainer = require_trainer(model)
     replicas = trainer.replicas
     job = replicas.job
     precision = Precision.of(_compute_dtypes(model), replicas.gradients_travel_as)
-    replicas.begin_step()  # variables that are new become equal on all workers
+    replicas.begin_step()  # gives new variables the chief's values
     with seeds_kept(model):
         with _all_do(job, "the first step on one device"):
             tried = replicas.trial_class.gathered(replicas, batch, spares=spares)
@@ -311,7 +311,7 @@ def _first_finding(everyone: list[list[Any]]) -> list[Any]:
 
 @contextmanager
 def seeds_kept(model: Any) -> Iterator[None]:
-    """Gives unseeded draws of this thread a generator of their own."""
+    """In this context, draws of this thread without a seed use a generator of their own."""
     seeds = keras_compat.global_seed_generator()
     replicas = require_trainer(model).replicas
     if seeds is None or replicas.job is not None:
@@ -340,11 +340,10 @@ class RecordedDraws:
     """Records the draws of the first step of a trial, and repeats them in its other steps.
 
     Attributes:
-        misfit: Why a draw could not be repeated; None if all draws could be repeated. In that case
-        the step has drawn anew.
+        misfit: Why a draw could not be repeated, so that the step has drawn anew; None if all draws
+            were repeated.
         may_be_stacked: Whether a draw has several entries for each row.
-        are_stacked: Whether a draw with several entries for each row has them as several batches,
-        one after the other.
+        are_stacked: Whether such a draw is taken as several batches, one after the other.
     """
 
     def __init__(self, sizes: Sequence[int]) -> None:
@@ -388,9 +387,9 @@ class RecordedDraws:
         replica = enclosing_replica()
         key = None if replica is None else int(replica.replica_id_in_sync_group)
         if key is not None and not self._sizes[key]:
-            return drawn  # the stand-in row of a replica without rows does not count
+            return drawn  # without rows, a replica computes a row that does not count
         shape = tuple(drawn.shape)
-        # If code draws more often on replicas, or in another order, all other draws must still fit.
+        # Code may draw more often on replicas, or in another order. All other draws must still fit.
         for position in range(self._position.get(key, 0), len(self._recorded)):
             if self._recorded[position].name == name:
                 own = self._own_rows(self._recorded[position].tensor, shape, replica)

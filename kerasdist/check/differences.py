@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-# By the type in which layers compute: how much two orders of a sum may differ.
-# The difference is relative to the size of the terms.
+# For each type in which layers compute: by how much sums in two orders may differ, relative to the
+# size of the terms.
 # Code that mixes examples causes differences of percents, rarely less than a thousandth.
 # Metrics and weights of examples may be float32 even if the model is float64.
 _TOLERANCES = {"float64": 1e-5, "float32": 1e-3, "float16": 2e-2, "bfloat16": 1e-1}
@@ -19,7 +19,7 @@ _EPSILONS = {"float64": 2e-16, "float32": 1.2e-7, "float16": 1e-3, "bfloat16": 8
 _LEAST_PART = 1e-2
 # A difference is more than rounding if it is this many times as large as the effect of rounding.
 # The effect of rounding is measured on one device, by changing all variables by a few roundings.
-# Random draws that differ have a larger effect, of which only three samples are known.
+# Random draws that differ have a larger effect, which is measured three times only.
 _TIMES_ROUNDING = 30.0
 _TIMES_DRAWS = 10.0
 

@@ -31,7 +31,7 @@ MOST_WHOLE = 1 << 24
 
 
 def may_differ(model: Any) -> bool:
-    """Returns whether a step may differ from one device's by user code, and a check is wanted."""
+    """Returns whether user code may make a step differ from one device's, and a check is wanted."""
     replicas = require_trainer(model).replicas
     is_wanted = replicas.num_replicas > 1 and replicas.options.check != "off"
     return is_wanted and any(True for _ in user_code(model))
@@ -57,7 +57,7 @@ class FirstBatchCheck:
         return self._compared is None
 
     def wants(self, size: int) -> bool:
-        """Returns whether a batch of this size shall be compared, which is equal on all workers."""
+        """Returns whether to compare a batch of this size; all workers get the same answer."""
         return not self.is_done and size >= self._replicas.num_replicas and size != self._compared
 
     def look(self, batch: Any, size: int) -> None:

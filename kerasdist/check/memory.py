@@ -1,7 +1,8 @@
-"""Finds how many examples a replica has memory for at once, by steps on trial before the first.
+"""Finds how many examples a replica has memory for at once, by trial steps before the first step.
 
-For `kerasdist.config.set_most_examples_at_once("auto")`. A step on trial needs no other worker: one
-that fails leaves nobody waiting in a collective, and all hear of it before the next.
+This is for `kerasdist.config.set_most_examples_at_once("auto")`. A trial step needs no other
+worker, so no worker waits in a collective if it fails. The workers exchange the results of each
+trial before the next one.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def find(trainer: TrainerLike, examples: int, rows: int, attempt: Callable[[], o
         trainer: The trainer, which keeps the number.
         examples: How many examples the global batch has.
         rows: How many of them this worker's largest replica has.
-        attempt: Takes a step on trial, in passes as the trainer has them.
+        attempt: Takes a trial step, in passes of at most ``trainer.most_rows`` rows.
     """
     replicas, model = trainer.replicas, trainer.model
     is_known = trainer.most_rows is not None or examples <= trainer.most_examples
@@ -68,7 +69,7 @@ def find(trainer: TrainerLike, examples: int, rows: int, attempt: Callable[[], o
             failed = [rank for rank, (*_, what) in enumerate(everyone) if what is not None]
             if not failed:
                 break
-            first = min(failed, key=lambda rank: everyone[rank][1])  # another error before a lack
+            first = min(failed, key=lambda rank: everyone[rank][1])  # first any other error
             if (most or largest) == 1 or not everyone[first][1]:
                 if own is not None and is_lacking == everyone[first][1]:
                     raise own from lack
@@ -88,12 +89,12 @@ def find(trainer: TrainerLike, examples: int, rows: int, attempt: Callable[[], o
 
 
 def _error_of(attempt: Callable[[], object]) -> Exception | None:
-    """Makes an attempt; returns its error, with advice if it is of a lack of memory."""
+    """Makes an attempt; returns its error, with advice if memory was lacking."""
     try:
         attempt()
     except Exception as error:  # noqa: BLE001 (raised when all workers know of it)
         one: BaseException | None = error
-        while one is not None:  # whose frames hold what has filled the memory
+        while one is not None:  # the errors' frames hold the arrays that fill the memory
             traceback.clear_frames(one.__traceback__)
             one = one.__cause__ or one.__context__
         if is_lack(error):
@@ -119,7 +120,7 @@ _ADVICE = (
 
 
 def try_step(model: Any, trial: MemoryTrial, rows: object) -> None:
-    """Takes a step on trial with the rows of a replica, and leaves nothing of it."""
+    """Takes a trial step with the rows of a replica, and undoes all that it changes."""
     states = random_states.kept()
     try:
         with (

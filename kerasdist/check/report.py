@@ -43,12 +43,12 @@ class OneDeviceComparison:
             gradients count, because the first step of Adam has the size of the learning rate even
             if a gradient is tiny.
         metrics: The metric that differs most; None if the step reported no metric.
-        moving_statistics: The variable without training, such as a moving mean, whose change
+        moving_statistics: The variable that is not trained, such as a moving mean, whose change
             differs most; None if there is no such variable.
         more_than_rounding: All quantities that differ by more than rounding can explain, in the
             order of a step: loss, metrics, gradients, variables.
         where: The user code that may mix examples; empty if nothing differs.
-        draws_differ: Why random draws could not be made equal; None if they could. If they could
+        draws_differ: Why random draws could not be made equal; None if they are equal. If they are
             not, a difference counts only if it is far larger than the variation of one device's
             step.
     """
@@ -226,7 +226,7 @@ def _layers_of_user(model: keras.Model) -> Iterator[Callable[..., Any]]:
     for layer in [model, *keras_compat.flat_layers(model)]:
         calls = [defined_by_user(layer, name) for name in ("call", "__call__")]
         yield from _of_user([*calls, getattr(layer, "activation", None)])
-        # Other attributes may hold activations, or methods of one object.
+        # Other attributes may hold a user's activations, or methods set on this one object.
         yield from filter(callable, filter(keras_compat.is_of_user, vars(layer).values()))
         if isinstance(layer, keras.layers.TorchModuleWrapper):
             yield layer.module

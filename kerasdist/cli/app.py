@@ -239,7 +239,7 @@ def _warn_of_misplaced_options(
 
 
 def _range_of(text: str | None) -> tuple[int | None, int | Literal["gpu"] | None]:
-    """Returns the least and the largest number of workers; None for the least if they are equal."""
+    """Returns the least and the largest number of workers; the least is None without ``A:B``."""
     words = (text or "").split(":")
     if len(words) != 2:
         return None, number_of_workers(text)

@@ -2,8 +2,8 @@
 
 `SOURCES` is in the order of precedence: the first source that describes a cluster counts, and the
 others must agree with it. There is an exception: Slurm, SkyPilot, Kubernetes and Cloud TPU describe
-a task, a node or a pod, in which a launcher may have started several workers. If they differ from a
-source that describes the process itself, that source counts.
+a task, a node or a pod, in which a launcher may have started several workers. If one of these
+differs from a source that describes the process itself, the latter source counts.
 """
 
 from __future__ import annotations
@@ -112,7 +112,8 @@ class TPUClusterResolver(ClusterResolver):
 
     Args:
         tpu: Empty or ``"local"``, because a script runs on the TPU's own hosts.
-        **given: Arguments of ``tf.distribute``'s resolver, which finds a TPU elsewhere.
+        **given: Arguments by which ``tf.distribute``'s resolver finds a TPU elsewhere. They raise
+            an error.
 
     Raises:
         UnsupportedError: If the arguments name a TPU elsewhere.

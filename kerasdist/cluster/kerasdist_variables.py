@@ -29,20 +29,20 @@ CLUSTER = "KERASDIST_CLUSTER"
 """``none``: this process is a job of its own, whatever the other variables say."""
 
 MIRRORED = "KERASDIST_MIRRORED"
-"""Says that a `kerasdist.MirroredStrategy` is over the workers of the job, each with one device.
+"""Set if the workers of the job form a `kerasdist.MirroredStrategy`, each with one device.
 
-Its value is the devices by rank, with commas between them, or one of the two words below. It is no
-part of the cluster.
+The value is the devices by rank, with commas between them, or one of the two words below. The
+variable does not describe a cluster.
 """
 
 EACH_ITS_OWN = "own"
 """A value of `MIRRORED`: each worker takes the device that it sees."""
 
 JOINED = "joined"
-"""A value of `MIRRORED`: the strategy is made, and processes that it starts take no part."""
+"""A value of `MIRRORED`: this process has joined the job; processes that it starts do not."""
 
 RESTART = "KERASDIST_RESTART"
-"""The number of times ``kerasdist run`` has restarted the job; no part of the cluster."""
+"""How often ``kerasdist run`` has restarted the job. The variable does not describe a cluster."""
 
 
 def read(variables: Variables) -> Membership:

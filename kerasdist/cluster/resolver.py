@@ -13,7 +13,7 @@ from kerasdist.core.earlier_names import refuse_arguments, resolve
 
 
 class ClusterResolver(ABC):
-    """Tells a process which workers its job has, and which of these workers it is.
+    """Tells a process which workers its job has, and which of these workers the process is.
 
     The class is modelled on ``tf.distribute.cluster_resolver.ClusterResolver``, and works on every
     backend. A strategy for several workers calls `detect`, unless it gets a resolver as an
@@ -66,9 +66,8 @@ class ClusterResolver(ABC):
         """Returns the tasks and their addresses; None for an address that is not known."""
         place = self.membership()
         tasks = place.addresses or (None,) * place.num_workers
-        # Rank 0 may be a chief in addition to the workers, or the first worker.
-        # The task type of rank 0 tells which.
-        # The number of any other task tells it too, because the number does not count the chief.
+        # Rank 0 is either a separate chief or the first worker. With a separate chief, the type of
+        # rank 0 is "chief", and the numbers of all other tasks differ from their ranks.
         if place.task_type == "chief" or place.task_id != place.rank:
             return ClusterSpec({"chief": tasks[:1], "worker": tasks[1:]})
         return ClusterSpec({"worker": tasks})

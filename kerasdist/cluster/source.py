@@ -90,7 +90,7 @@ class Absent:
 
 @final
 class Variables:
-    """The environment variables, with methods for reading them as one source."""
+    """The environment variables, with methods that read them for one source."""
 
     def __init__(self, environ: Mapping[str, str] | None, source: str) -> None:
         self._environ = os.environ if environ is None else environ

@@ -24,7 +24,7 @@ _EXAMPLE = (
 
 
 def _read_tf_config(variables: Variables) -> Membership | Absent:
-    """Reads ``TF_CONFIG``. Reads ``TF_CONFIG``, at whose addresses TensorFlow's servers listen."""
+    """Reads ``TF_CONFIG``, whose addresses are those of TensorFlow's servers."""
     config = _require_mapping(_parse(variables.text(_TF_CONFIG)), _TF_CONFIG)
     cluster = _require_mapping(config.get("cluster") or {}, "cluster")
     if not cluster:
@@ -71,7 +71,7 @@ def _wrong_config(expected: str, value: object) -> ClusterError:
 
 
 def _read_torchrun(variables: Variables) -> Membership | Absent:
-    """Reads torch's variables. torchrun's agent listens at ``MASTER_PORT``."""
+    """Reads torch's variables; at ``MASTER_PORT`` the agent of torchrun listens."""
     # RANK alone is a common name, but the four names together are torch's.
     if not variables.has("MASTER_ADDR"):
         return Absent("RANK and WORLD_SIZE are set, but not MASTER_ADDR.")
@@ -90,8 +90,8 @@ _KERAS_RANK = "KERAS_DISTRIBUTION_PROCESS_ID"
 def _read_keras(variables: Variables) -> Membership | Absent:
     """Reads Keras's own variables, which `keras.distribution.initialize` reads.
 
-    The variable has the addresses of all processes, or only of the first, which is enough for JAX.
-    A framework listens at these addresses.
+    ``KERAS_DISTRIBUTION_JOB_ADDRESSES`` has the addresses of all processes, or only of the first,
+    which is enough for JAX. A framework listens at these addresses.
     """
     rank = variables.integer(_KERAS_RANK)
     # On Cloud TPU the address may be missing, because TPU's own variables contain it.
@@ -116,7 +116,7 @@ _JAX_COUNT, _JAX_RANK = "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
 
 
 def _read_jax(variables: Variables) -> Membership | Absent:
-    """Reads the variables of `jax.distributed.initialize`, which listens at the address."""
+    """Reads the variables of `jax.distributed.initialize`; JAX listens at the address."""
     coordinator = addresses.coordinator_of([variables.text(_JAX_ADDRESS)], _JAX_ADDRESS)
     rank, count = variables.integer(_JAX_RANK), variables.integer(_JAX_COUNT)
     return variables.worker(rank, count, coordinator)
@@ -139,7 +139,7 @@ def _read_slurm(variables: Variables) -> Membership | Absent:
     if step >= _FIRST_SPECIAL_STEP:
         return Absent("This process is in the shell of a Slurm job: srun has not started it.")
     rank = variables.integer("SLURM_PROCID")
-    # In a step SLURM_NTASKS is the step's number, unless a script has overwritten it.
+    # In a step SLURM_NTASKS is the step's number of tasks, unless a script has overwritten it.
     count = variables.optional_integer("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
     count = variables.integer("SLURM_NTASKS") if count is None else count
     if count == 1:
@@ -262,7 +262,7 @@ def _address_of_first_pod(variables: Variables, rank: int) -> str:
     return addresses.join(f"{job}-0.{variables.text(_SERVICE)}", addresses.DEFAULT_PORT)
 
 
-# The second argument has the variables without which a source is absent.
+# The second argument of a `Source` has the variables without which the source is absent.
 TF_CONFIG = Source(_TF_CONFIG, (_TF_CONFIG,), (), _read_tf_config)
 TORCHRUN = Source(
     "torchrun",

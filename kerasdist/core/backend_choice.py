@@ -19,7 +19,7 @@ from typing import final
 from kerasdist.errors import VersionError
 
 VARIABLE = "KERAS_BACKEND"
-"""The variable that chooses the backend."""
+"""The environment variable that chooses the backend."""
 
 KNOWN = ("tensorflow", "jax", "torch")
 """The backends that kerasdist has an engine for; also the names of their packages."""
@@ -30,10 +30,10 @@ TESTED = {
     "jax": ("0.8.2", "0.10.2", "0.12.0.1"),
     "torch": ("2.9.0", "2.13.0", "2.14.1", "2.15.0"),
 }
-"""The releases that passed in docs/versions.md; only the page lists nightlies."""
+"""The releases that docs/versions.md lists as passed; that page also lists nightlies."""
 
 WANT_PROCESS_A_DEVICE = ("torch",)
-"""The backends on which several GPUs are faster with one process each than in one process."""
+"""The backends on which one process for each GPU is faster than one process for all GPUs."""
 
 _OTHERS = ("numpy", "openvino")  # these backends of Keras are for inference only
 
@@ -41,7 +41,7 @@ _DISTRIBUTIONS = {
     "keras": ("keras", "keras-nightly"),
     "tensorflow": ("tensorflow", "tensorflow-cpu", "tf-nightly"),
 }
-"""The distributions of a package that a package index has under several names."""
+"""The names of a package's distributions, if package indexes have it under several names."""
 
 
 @final
@@ -86,7 +86,7 @@ class BackendChoice:
 
 
 def backend_choice(environ: Mapping[str, str] = os.environ) -> BackendChoice:
-    """Returns Keras's choice: the environment variable, else its own file, else TensorFlow."""
+    """Returns Keras's choice: the environment variable, else Keras's file, else TensorFlow."""
     if environ.get(VARIABLE):
         return BackendChoice(environ[VARIABLE], VARIABLE)
     home = environ.get("KERAS_HOME")
@@ -127,7 +127,7 @@ def framework_version(name: str) -> str | None:
 
 
 def distributions(package: str) -> dict[str, Distribution]:
-    """Returns the installed distributions of a package; the first is the one imported."""
+    """Returns a package's installed distributions, the one that Python imports first."""
     found: list[tuple[int, str, Distribution]] = []
     for name in _DISTRIBUTIONS.get(package, (package,)):
         try:
@@ -189,7 +189,7 @@ def require_supported() -> None:
 
 
 def install_command(package: str, versions: str = "") -> str:
-    """Returns the command that installs one of some versions of a package over the installed one.
+    """Returns the command that replaces the installed version of a package by one of `versions`.
 
     A nightly is uninstalled first, because pip would leave its files beside those of a release.
     """

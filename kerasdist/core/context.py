@@ -28,7 +28,7 @@ class StrategyLike(Protocol):
 
     @property
     def num_replicas_in_sync(self) -> int:
-        """How many replicas the strategy combines gradients over."""
+        """How many replicas the strategy has, over all workers."""
         ...
 
     @property
@@ -53,7 +53,7 @@ class StrategyLike(Protocol):
 
     @property
     def sole_replica_context(self) -> Any:
-        """The `ReplicaContext` of code that handles the rows of all replicas at once."""
+        """The `ReplicaContext` that user code sees while the rows of all replicas are one batch."""
         ...
 
     @property
@@ -93,9 +93,9 @@ class Current(threading.local):
     """The strategy, replica and other contexts to which the code of the calling thread belongs.
 
     Attributes:
-        replica: The replica, for kerasdist's own code; None in cross-replica code and under the
-            default strategy.
-        fit_replica: The replica in a step of `fit`, `evaluate` or `predict`, else None.
+        replica: The replica whose code is running, for kerasdist's own use; None in cross-replica
+            code and under the default strategy.
+        fit_replica: The same replica in a step of `fit`, `evaluate` or `predict`, else None.
         trial: The trial of a training step that the thread takes part in, or None.
         updates_copies: Whether the function given to `StrategyExtended.update` is running.
         meter: The `Meter` of the `fit` that this thread runs; None if that `fit` is not measured.
@@ -157,7 +157,7 @@ def strategy_scope(strategy: StrategyLike) -> Generator[None]:
 
 @contextmanager
 def replica_scope(context: ReplicaLike | None) -> Generator[None]:
-    """Runs the code inside in a replica's context.
+    """Runs the code of the block in a replica's context.
 
     A `context` of None stands for cross-replica code that a replica's code calls.
     """
@@ -176,8 +176,7 @@ def replica_scope(context: ReplicaLike | None) -> Generator[None]:
 def whole_step(strategy: StrategyLike) -> Generator[None]:
     """Runs code that handles the whole global batch.
 
-    User code then sees a single replica of the strategy; `current.replica` stays None for
-    kerasdist.
+    User code then sees a single replica of the strategy, but `current.replica` stays None.
     """
     current.replicas.append(strategy.sole_replica_context)
     try:
@@ -198,7 +197,7 @@ def replaced(owner: object, name: str, value: object) -> Generator[None]:
 
 
 class Placement(abc.ABC):
-    """A framework's context that places new variables; models without a strategy leave it."""
+    """A framework's context that places new variables; models without a strategy run outside it."""
 
     def __enter__(self) -> None:
         self.renew()
@@ -232,7 +231,7 @@ def placements_left() -> Generator[None]:
 
 
 def enclosing_replica() -> ReplicaLike | None:
-    """Returns the replica whose code called this code, even through `merge_call`."""
+    """Returns the replica whose code called this code, directly or by `merge_call`."""
     for context in reversed(current.replicas):
         if context is not None:
             return context

@@ -60,10 +60,7 @@ def _hint(name: object) -> str:
 
 
 def parse_devices(names: Any) -> tuple[Device, ...]:
-    """Reads a list of device names; refuses an empty list and duplicates.
-
-    Returns the devices in the order given.
-    """
+    """Returns the devices that names stand for, in order; refuses an empty list and duplicates."""
     if isinstance(names, int):
         raise DeviceError(
             f"Expected a list of the names of devices. Received: devices={names!r}. For "

@@ -36,9 +36,9 @@ _ORDINAL = "Write topology.tpu_device_ordinal_at_coordinates(...), a device's nu
 _TPU_ON_VM = "Run the script on the TPU's own VMs, and leave it out."
 _TOPOLOGY = "Write topology = kerasdist.tpu.initialize_tpu_system(resolver), which describes it."
 
-# The new name of an earlier one, by module or class.
+# The new name for each earlier name, by module or class.
 # The new name may be a member of a member, such as ``a.b``.
-# An empty new name stands for the earlier name, and ``a.`` for the earlier name in ``a``.
+# If it is empty, the name has not changed; ``a.`` means that the same name is a member of ``a``.
 # Here and in the tables below a key may be several names, separated by spaces.
 RENAMED: Mapping[str, Mapping[str, str]] = {
     "kerasdist": {
@@ -246,7 +246,8 @@ def refuse_arguments(of: str, given: Mapping[str, Any]) -> None:
 
     Raises:
         TypeError: If `tf.distribute` never had an argument of this name.
-        UnsupportedError: If it has or had one, and the value asks for something.
+        UnsupportedError: If `tf.distribute` has or had one, and its value asks for something that
+            kerasdist does not do.
     """
     for name, value in given.items():
         said = look_up(name, ARGUMENTS, of)

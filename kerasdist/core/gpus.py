@@ -116,7 +116,7 @@ class Watch:
 
 
 def are_named(environ: Mapping[str, str]) -> bool:
-    """Returns whether an environment variable names GPUs for a process, existing or not."""
+    """Returns whether an environment variable names GPUs for a process, even absent ones."""
     return any(_NAME.match(environ.get(variable, "").strip()) for variable in (CUDA, HIP, ROCR))
 
 
@@ -166,12 +166,12 @@ def driver_problem() -> str | None:
 
 
 def part(count: int, workers: int, number: int) -> range:
-    """Returns which GPUs one worker takes, if `workers` divide `count` GPUs equally.
+    """Returns the numbers of the GPUs that one worker takes, if workers share them equally.
 
     Args:
         count: How many GPUs there are.
         workers: How many workers share them.
-        number: The worker's number among those that share.
+        number: The worker's number among the workers that share these GPUs.
     """
     size = count // workers
     return range(number * size, (number + 1) * size)
@@ -180,8 +180,8 @@ def part(count: int, workers: int, number: int) -> range:
 def own_share(seen: Sequence[tuple[str, Sequence[str]]], rank: int) -> list[str]:
     """Returns the UUIDs of a worker's own GPUs, given the GPUs that every worker sees.
 
-    Workers that see the same GPUs divide them in the order of their ranks. A scheduler or a
-    launcher may also have given each worker GPUs of its own.
+    Workers that see the same GPUs share them out in the order of their ranks. If a scheduler or a
+    launcher has given each worker GPUs of its own, the worker takes all that it sees.
 
     Args:
         seen: Each worker's machine, and the UUIDs of the GPUs it sees.
@@ -217,12 +217,11 @@ def own_share(seen: Sequence[tuple[str, Sequence[str]]], rank: int) -> list[str]
 def divide(environ: Mapping[str, str], workers: int) -> list[dict[str, str]]:
     """Returns, for each worker of this machine, the variables that show it its share of the GPUs.
 
-    With these variables nothing that a script does before it makes a strategy touches the GPUs of
-    another worker. If there are fewer GPUs than workers, no variable is returned, and the strategy
-    reports the lack.
+    With these variables a script cannot use another worker's GPUs, even before it makes a strategy.
+    If there are fewer GPUs than workers, no variable is returned, and the strategy raises an error.
 
     Args:
-        environ: The environment variables that the workers have otherwise.
+        environ: The environment variables of the workers, without those that are returned.
         workers: How many workers this machine has.
     """
     if workers < 2:
@@ -304,7 +303,7 @@ def _parts(handle: object) -> Iterator[Gpu]:
 
 def _described(handle: object) -> Gpu:
     nvml = _library()
-    # None for a GPU that shares the machine's memory
+    # NVML gives no memory for a GPU that shares the memory of its machine.
     memory = ask("nvmlDeviceGetMemoryInfo", handle)
     size = None if memory is None else int(memory.total)
     return Gpu(nvml.nvmlDeviceGetUUID(handle), nvml.nvmlDeviceGetName(handle), size)

@@ -28,25 +28,25 @@ class Chip:
     Attributes:
         name: The chip's name as `--devices` spells it.
         title: The chip's name as its maker spells it.
-        platform: The compiler of XLA for this chip: ``"cuda"`` or ``"tpu"``.
+        platform: The name of XLA's compiler for this chip: ``"cuda"`` or ``"tpu"``.
         memory: Bytes of memory of a chip.
         memory_rate: Bytes a second between the chip and its memory.
-        flops: Floating-point operations a second of the matrix units, by the type that XLA
-            multiplies by default.
+        flops: Floating-point operations a second of the matrix units, by data type, with the
+            precision in which XLA multiplies that type by default.
         link_rate: Bytes a second that an all-reduce sends over a chip's fast links.
-        network_rate: Bytes a second that a chip has between machines, or between slices.
+        network_rate: Bytes a second that a chip can send to other machines, or to other slices.
         link_latency: Seconds that one hop over a fast link takes.
         sources: Where the numbers come from.
         usable: The fraction of the memory that JAX takes by default.
         domain: How many chips the fast links connect: GPUs of a machine, TPU chips of a slice.
         axes: The number of dimensions of the torus that a slice of TPUs forms; 0 if a switch
-            connects all.
-        base_latency: The fewest seconds that a collective takes.
+            connects the chips.
+        base_latency: The seconds that the smallest collective takes.
         network_latency: Seconds that one hop between machines, or between slices, takes.
-        clock: Cycles a second, for chips of which XLA estimates the cycles of its instructions;
-            else 0.
+        clock: Cycles a second, for a chip whose compiler estimates the cycles of instructions; 0
+            for other chips.
         host_rate: Bytes a second from the host's memory to a chip, or back (PCIe).
-        host_source: Where that number comes from.
+        host_source: Where `host_rate` comes from.
     """
 
     name: str
@@ -119,9 +119,9 @@ _GPU_SOURCES = {
         for name in ("h100", "h200")
     },
 }
-# By name: memory in GiB, its rate in GB/s; TFLOP/s of bfloat16, in which
-# XLA multiplies float32 too; matrix units, where XLA estimates cycles;
-# chips and axes of a slice; rates of links and of the network in Gbit/s.
+# The values by name: memory in GiB, memory rate in GB/s, TFLOP/s of bfloat16, in which XLA also
+# multiplies float32. Then the number of matrix units, None if XLA estimates no cycles for the chip.
+# Then chips and axes of a slice, and the rates of the links and of the network in Gbit/s.
 _TPUS = {
     "v5e": (16, 819, 197, 4, 256, 2, 1600, 25),
     "v5p": (95, 2765, 459, 8, 6144, 3, 4800, 50),
@@ -173,7 +173,7 @@ def _tpu(name: str) -> Chip:
 CHIPS = {**{name: _gpu(name) for name in _GPUS}, **{name: _tpu(name) for name in _TPUS}}
 """The accelerators that a plan can be made for, by name."""
 
-_OTHERS = {"pcie", "nvl", "mig"}  # These are slower models of the same name, and MIG parts.
+_OTHERS = {"pcie", "nvl", "mig"}  # words in the names of slower models, and of MIG parts
 
 
 def chip_of(name: str) -> Chip | None:
@@ -198,10 +198,10 @@ _REGISTERS = """
   registers_per_core_limit: 65536
   registers_per_block_limit: 65536
 """
-# By architecture: multiprocessors, their units, clock, caches, compute capability.
+# The values by name: multiprocessors, the units of each, clock, caches, compute capability.
 _HOPPER = (132, 128, 1.98, 52_428_800, 233_472, 232_448, 9)
 _ARCHITECTURES = {
-    # CUDA 13 builds kernels for 7.5 and newer only, so these GPUs get the kernels of an A100.
+    # CUDA 13 has no compiler for these GPUs' compute capabilities, so they get that of the A100.
     "p100": (56, 64, 1.48, 4_194_304, 65_536, 49_152, 8),
     "v100": (80, 64, 1.53, 6_291_456, 98_304, 98_304, 8),
     "a100": (108, 64, 1.41, 41_943_040, 167_936, 166_912, 8),

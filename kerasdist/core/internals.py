@@ -1,4 +1,4 @@
-"""Internals of Keras and of frameworks: functions, classes, attributes that are not public.
+"""Internals of Keras and of frameworks: functions, classes and attributes that are not public.
 
 A release may move or remove any of them. Therefore each internal that kerasdist uses is declared
 once, as an `Internal`: internals of Keras in ``keras_compat/internals.py``, internals of a
@@ -26,24 +26,23 @@ REFUSED: Final = "refused"
 _GONE: Final = object()
 
 
-# The class is not frozen, because torch's compiler would hash a frozen object by its fields.
-# Internals are keys of a dictionary that compiled steps read.
+# Internals are keys of a dictionary that compiled steps read. The class is not frozen, because
+# torch's compiler would hash a frozen object by its fields.
 @final
 @dataclass(eq=False)
 class Internal:
     """A part of Keras or of a framework that is not public: a function, a class, an attribute.
 
     Attributes:
-        spellings: The place of the internal, ``"module:Owner.name"``, ``"module:name"``, or
-            ``"module:"`` for a whole module; and the versions of its package that have it under
-            this spelling, the newest first: `EVERY_VERSION`, ``"3.12 to 3.15"``, or ``"3.16"``,
-            which is "from 3.16 on". The last name may also be an attribute that objects of the
-            owner get when they are made.
+        spellings: The versions that have the internal, by its path, the newest first. A path is
+            ``"module:Owner.name"``, ``"module:name"``, or ``"module:"`` for a whole module. The
+            last name may also be an attribute that objects of the owner get when they are made.
+            Versions are `EVERY_VERSION`, ``"3.12 to 3.15"``, or ``"3.16"`` for "from 3.16 on".
         feature: The feature that needs this internal, in a user's words.
         without: What happens if the internal is missing.
         backends: The backends that use the internal; all of them, if empty.
         in_each_fit: Whether every `fit` of a strategy's model needs the internal.
-        since: The first version that has the internal; earlier versions need no such internal.
+        since: The first version that has the internal; kerasdist does not need it before.
     """
 
     spellings: Mapping[str, str]
@@ -55,7 +54,7 @@ class Internal:
 
     @property
     def package(self) -> str:
-        """The package that has it: ``"keras"``, ``"tensorflow"``, ``"jax"`` or ``"torch"``."""
+        """The internal's package: ``"keras"``, ``"tensorflow"``, ``"jax"`` or ``"torch"``."""
         return next(iter(self.spellings)).partition(":")[0].partition(".")[0]
 
     @functools.cached_property

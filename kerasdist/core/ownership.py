@@ -65,7 +65,7 @@ def unused_strategy() -> StrategyLike | None:
 
 
 def any_is_used() -> bool:
-    """Returns whether any existing strategy of several replicas is used."""
+    """Returns whether a model was made in the scope of any strategy with several replicas."""
     return any(strategy.is_used for strategy in _strategies)
 
 
@@ -75,7 +75,7 @@ def record_owner(variable: object, strategy: StrategyLike) -> None:
 
 
 def variables_of(strategy: StrategyLike) -> list[Any]:
-    """Returns the variables that there are of a strategy, in the order in which they were made."""
+    """Returns a strategy's variables that still exist, in the order in which they were made."""
     return [one for one in _made_under.variables() if strategy_of(one) is strategy]
 
 

@@ -1,9 +1,9 @@
 """Several devices per replica: how many, and which shard of a tensor each of them holds.
 
-The module has only integer arithmetic, without a framework. The devices of one replica are called
-its logical devices. The number of logical devices is a product of primes, and each prime is an axis
-of a mesh. So every way to cut a tensor into that many shards assigns axes of the mesh to axes of
-the tensor.
+The module is integer arithmetic and needs no framework. The devices of one replica are called its
+logical devices. Their number is a product of primes, and each prime is the size of an axis of a
+mesh. So every way to cut a tensor into as many shards is a way to assign the mesh's axes to the
+tensor's axes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kerasdist.core.earlier_names import EarlierNames, refuse_arguments
 
 
 class DeviceOrderMode(enum.IntEnum):
-    """The order in which a `DeviceAssignment` takes devices; XLA finds rings among them itself.
+    """The order in which a `DeviceAssignment` takes devices; RING is refused, as XLA finds rings.
 
     Source: https://www.tensorflow.org/api_docs/python/tf/tpu/experimental/DeviceOrderMode
     """
@@ -182,12 +182,13 @@ class DeviceAssignment(EarlierNames):
         """Makes an assignment in which each replica is a block of devices in the mesh.
 
         Args:
-            topology: What `kerasdist.tpu.initialize_tpu_system` returned; or the number of
-                replicas, or None, for devices in the order of their numbers.
+            topology: The topology from `kerasdist.tpu.initialize_tpu_system`. None takes devices in
+                the order of their numbers; so does a number, which replaces `num_replicas`.
             computation_shape: Number of devices of a replica along each axis. If the mesh has no
                 such axis, for example because its chips have one core each, the devices are
                 neighbours along x or y.
-            computation_stride: The distance of a replica's devices along each axis; None: 1.
+            computation_stride: The distance between a replica's devices along each axis; None
+                means 1.
             num_replicas: Number of replicas.
             device_order_mode: AUTO, or MESH, which takes the devices row by row.
 
@@ -252,7 +253,7 @@ def _blocks(mesh: Any, shape: Any, stride: Any) -> Any | None:
     if not (len(shape) == len(stride) == 4 and shape.min() > 0 and stride.min() > 0):
         return None
     shape = np.array(shape)
-    for axis in (3, 2):  # for chips with one core, or in one plane, neighbours
+    for axis in (3, 2):  # a mesh without this axis gets neighbours along x or y instead
         for factor in prime_factors(int(shape[axis])) if mesh[axis] == 1 else ():
             fits = [one for one in range(2) if shape[one] * factor * stride[one] <= mesh[one]]
             if fits:
@@ -275,8 +276,8 @@ class Splits:
 
     Attributes:
         logical_devices: Number of logical devices of a replica.
-        rules: For each pattern the number of shards along each axis. The first pattern that is
-            found in a variable's path decides.
+        rules: The number of shards along each axis, by pattern. The first pattern that is found in
+            a variable's path decides.
     """
 
     logical_devices: int
@@ -309,9 +310,9 @@ def check_partition(
 ) -> None:
     """Raises ValueError if a tensor cannot be cut into these shards.
 
-    Each axis needs a number of shards, by which its size can be divided, and these numbers must
-    multiply to the number of logical devices. A size is None if it is not known. ``of`` names the
-    tensor in the message.
+    Each axis needs a number of shards that divides its size, and the product of these numbers must
+    be the number of logical devices. A size is None if it is not known. ``of`` names the tensor in
+    the message.
     """
     if len(shards) != len(shape):
         raise ValueError(

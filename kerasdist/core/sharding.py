@@ -16,7 +16,7 @@ Within = Literal["host"]
 DEFAULT_MIN_SIZE = 2**16
 
 GROUP_BYTES = 25 * 2**20
-"""Small layers are grouped up to this size of their weights, that of a bucket on PyTorch."""
+"""Small layers are grouped until their weights have this size, which is a bucket's on PyTorch."""
 
 
 @final
@@ -35,16 +35,16 @@ class Sharding:
     Attributes:
         state: ``"optimizer"``: the replicas divide the optimizer's variables (ZeRO, stages 1 and
             2). ``"full"``: they also divide the weights, which are gathered when a layer uses them
-            (ZeRO, stage 3; FSDP). ``"auto"`` is like ``"full"``, except on JAX, if the model's
-            class has a layout of its own (``get_layout_map``, as backbones of KerasHub have): a
-            weight in that layout is sharded along the dimension that the layout gives to the axis
+            (ZeRO, stage 3; FSDP). ``"auto"`` is like ``"full"``, but on JAX it uses the layout of
+            the model's class, if that has one (``get_layout_map``, as in backbones of KerasHub).
+            A weight in the layout is sharded along the dimension that the layout gives to the axis
             ``"batch"``, if that dimension can be split.
         min_size: A variable with fewer elements stays whole on each replica. On JAX a variable also
             stays whole if the number of replicas divides none of its dimensions; otherwise the
             largest dimension that can be divided is sharded. PyTorch shards the flattened values.
         within: ``"host"``: the devices of one machine divide the variables, and every machine holds
-            them all (hybrid sharding, HSDP). Weights then travel inside machines, and between
-            machines travel only the sums of shards of gradients. None: the devices of all machines
+            them all (hybrid sharding, HSDP). Weights are then sent only inside machines; between
+            machines only sums of shards of gradients are sent. None: the devices of all machines
             divide the variables.
     """
 
@@ -104,7 +104,7 @@ class Sharding:
 
 
 def is_small(sharding: object, shape: Sequence[int]) -> bool:
-    """Returns whether a variable is too small to leave the device (`offload`)."""
+    """Returns whether a variable is so small that `offload` leaves it on the device."""
     least = sharding.min_size if isinstance(sharding, Sharding) else DEFAULT_MIN_SIZE
     return math.prod(shape) < least
 
@@ -112,7 +112,7 @@ def is_small(sharding: object, shape: Sequence[int]) -> bool:
 @final
 @dataclass(frozen=True)
 class Region:
-    """Which elements of a value a shard has: some columns, if the value is laid out in equal rows.
+    """The elements that a shard has: a range of columns, once its value is laid out in equal rows.
 
     A shard of flattened values has one row. A shard along an axis has as many rows as there are
     elements along the axes before that axis.
@@ -153,9 +153,8 @@ class HeldShard:
         region: Which elements of the variable the shard has.
         dtype: The name of the elements' type.
         read: A function that returns the shard's elements, as a NumPy array of any shape.
-        write: A function that replaces the shard's elements by the elements of a NumPy array of any
-        shape.
-        is_first: Whether this is the first of several equal shards, if each machine has one.
+        write: A function that replaces the shard's elements by those of a NumPy array of any shape.
+        is_first: Whether this is the first of the equal shards that several machines hold.
     """
 
     region: Region

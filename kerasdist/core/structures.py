@@ -1,6 +1,6 @@
 """Nested tuples, lists and dicts, without Keras.
 
-`keras.tree` would flatten distributed values, and treats different classes as nested on each
+`keras.tree` would flatten distributed values, and which classes it treats as nested depends on the
 backend. In this module everything except a tuple, list or dict is a leaf.
 """
 
@@ -70,7 +70,7 @@ def transpose(structures: Sequence[Any], merged: Callable[[Sequence[Any]], Any])
 def _dict_like(original: Any, items: dict[Any, Any]) -> Any:
     if type(original) is dict:
         return items
-    # the constructor of a defaultdict, for example, takes other arguments
+    # A copy is filled, because subclasses such as defaultdict have other constructors than dict.
     filled = copy.copy(original)
     for key, value in items.items():
         filled[key] = value

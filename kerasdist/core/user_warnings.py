@@ -16,7 +16,7 @@ _PATHS = ("stdlib", "purelib", "platlib", "scripts")
 LIBRARIES = (PACKAGE, *(f"{sysconfig.get_path(name)}{os.sep}" for name in _PATHS))
 """The folders of code that is not the user's: kerasdist, Python, installed packages."""
 
-# These packages are not the user's script. Any other package may be, even an installed one.
+# Code of these packages is not the user's. Any other package's may be, even if it is installed.
 _PACKAGES = frozenset(
     ("kerasdist", "keras", "tensorflow", "torch", "jax", "contextlib", "functools", "threading")
 )
@@ -31,7 +31,7 @@ def warn_user(message: str) -> None:
     """Gives a `UserWarning` that names the innermost line of code outside of the libraries."""
     frame, level = sys._getframe(1), 2
     while frame.f_globals.get("__name__", "").partition(".")[0] in _PACKAGES:
-        if frame.f_back is None:  # a framework has started this thread, so it has no script
+        if frame.f_back is None:  # a framework has started this thread, so no line is the user's
             level = 2
             break
         frame, level = frame.f_back, level + 1

@@ -1,4 +1,4 @@
-"""Writes files that are complete or absent: they get another name first, and are then renamed."""
+"""Writes files that are complete or absent: written under another name, and then renamed."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def replacing(path: str | os.PathLike[str], *, survives: bool = True) -> Generat
             _unfinished.discard(name)
         return
     path = Path(os.path.realpath(path))  # a link's target is replaced, not the link itself
-    # The name keeps its extension, because Keras chooses the format by the extension.
-    # Threads may write one path.
+    # The name keeps its extension, because Keras chooses the format by the extension. It includes
+    # the process and the thread, because several of them may write to the same path.
     writer = f"{os.getpid()}-{threading.get_native_id()}"
     unfinished = path.with_name(f"unfinished-{writer}-{path.name}")
     _unfinished.add(str(unfinished))

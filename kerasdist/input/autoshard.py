@@ -33,12 +33,12 @@ _NONE = object()
 @final
 @dataclass(frozen=True)
 class KnownSizes:
-    """The number of rows of each step, for a worker's shard whose dataset knows its sizes.
+    """The numbers of rows of the steps of a worker's shard, if its dataset knows them.
 
     Attributes:
-        batch: For each step that a batch lasts, the number of rows; none of these numbers is 0.
+        batch: The numbers of rows of the steps that one batch lasts; none is 0.
         count: How many batches there are; None if they do not end.
-        last: The rows of each step after these batches.
+        last: The numbers of rows of the steps after these batches.
         form: The types and shapes of a row.
     """
 
@@ -49,7 +49,7 @@ class KnownSizes:
 
     @classmethod
     def of(cls, dataset: object, steps: int = 1, batches_a_step: int = 1) -> KnownSizes | None:
-        """Returns the sizes of steps that take several batches each, or several steps per batch."""
+        """Returns the sizes of steps, if a batch lasts several, or each takes several batches."""
         found = keras_compat.equal_batches(dataset)
         if found is None or found.count == 0 or found.rows < steps:
             return None
@@ -252,7 +252,7 @@ class WorkerBatches(keras_compat.DataAdapter):
             if not forms:
                 return
             without = [rank for rank, one in enumerate(everyone) if one["form"] is None]
-            if without:  # the condition is equal on all workers
+            if without:  # all workers see the same, so all of them raise the error
                 raise self._without_any(without[0])
             if not batches:
                 own, batches = iter(()), [rows(like, 0, 0)] * count

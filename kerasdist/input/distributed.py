@@ -117,7 +117,7 @@ class DistributedIterator(EarlierNames, Iterator[Any], metaclass=abc.ABCMeta):
 
 @final
 class InputIterator(Iterator[Any]):
-    """The batches of a distributed dataset, one after another, as in `tf.distribute` 1."""
+    """The batches of a distributed dataset, one after another, as in TensorFlow 1."""
 
     def __init__(self, dataset: Any) -> None:
         """Stores a dataset that `Strategy.distribute_dataset` has returned."""
@@ -143,7 +143,7 @@ class InputIterator(Iterator[Any]):
 def _read_ahead(batches: Iterator[Any], ahead: int) -> Iterator[Any]:
     waiting: deque[Any] = deque()
     for batch in batches:
-        # Placing a batch starts a copy, which continues while other batches are used.
+        # `batches` places each batch, which starts a copy that runs while other batches are used.
         waiting.append(batch)
         if len(waiting) > ahead:
             yield waiting.popleft()
@@ -258,7 +258,7 @@ def distributed(dataset: object, strategy: StrategyLike, options: InputOptions) 
         )
     if strategy.num_replicas_in_sync == 1 and keras_compat.is_native_dataset(dataset):
         return dataset
-    batches_of(dataset)  # other objects raise an error here, before the loop
+    batches_of(dataset)  # an object that is no dataset raises an error now, before the loop
     job, policy = job_of(strategy), policy_of(dataset, options.auto_shard_policy)
     if job is not None and not policy.keeps_global_batches:
         _require_own_rows(strategy)
@@ -268,7 +268,7 @@ def distributed(dataset: object, strategy: StrategyLike, options: InputOptions) 
 
 
 def _require_own_rows(strategy: StrategyLike) -> None:
-    """Refuses what each worker reads by itself, where several workers need the same rows."""
+    """Refuses data that each worker reads by itself, if several workers need the same rows."""
     replicas: Any = strategy.replica_set
     if replicas is not None and replicas.spans_workers:
         raise UnsupportedError(
@@ -305,7 +305,7 @@ def from_function(
     if replicas == 1:
         return distributed(pipelines[0], strategy, InputOptions())
     for pipeline in pipelines:
-        batches_of(pipeline)  # other objects raise an error here, before the loop
+        batches_of(pipeline)  # an object that is no dataset raises an error now, before the loop
     return _preferred(GatheredDataset(pipelines, strategy, options))
 
 

@@ -1,4 +1,4 @@
-"""The data adapters of `fit`: for Keras's data adapters, and for distributed datasets."""
+"""The data adapters of `fit`: wrappers of Keras's own, and adapters of distributed datasets."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def _examples(source: Any) -> Iterator[tuple[Any, ...]]:
 
 
 class WrappedAdapter(keras_compat.DataAdapter):
-    """Has the properties of the inner adapter; a subclass yields batches for its framework."""
+    """Has the properties of the inner adapter; a subclass yields the batches for a framework."""
 
     builtin_prefetch = True  # Keras 3.12 would send a worker's batches to one device (on JAX)
 

@@ -71,7 +71,8 @@ class InputOptions:
     Attributes:
         experimental_fetch_to_device: Whether batches go to their replica's device before they are
             needed; None means that they do.
-        experimental_replication_mode: Whether the dataset function is called per worker or replica.
+        experimental_replication_mode: Whether a dataset function is called once per worker or once
+            per replica.
         experimental_place_dataset_on_device: Whether the dataset itself is on the device. This is
             possible on TensorFlow, for a function that returns a ``tf.data.Dataset``, with
             `PER_REPLICA` and without `experimental_fetch_to_device`.
@@ -119,7 +120,7 @@ class InputOptions:
 
 @dataclass(frozen=True)
 class InputContext:
-    """Says for which input pipeline a dataset function is called.
+    """The input pipeline for which a dataset function is called.
 
     Example::
 
@@ -162,7 +163,7 @@ class InputContext:
 
 @dataclass(frozen=True)
 class ValueContext:
-    """Says for which replica a value function is called.
+    """The replica for which a value function is called.
 
     Example::
 

@@ -19,8 +19,8 @@ from kerasdist.errors import InputError
 
 # In a trial, this many examples per replica are enough to show whether code mixes them.
 _LEAST = 2
-# The first number of examples shows the effects of uneven replicas.
-# One device gets at most the second number times as many examples as a replica.
+# If the replicas have different numbers of examples, a trial takes up to `_ENOUGH` per replica,
+# which shows the effects, but together at most `_TIMES` times as many as the largest replica has.
 _ENOUGH, _TIMES = 8, 4
 
 
@@ -60,8 +60,9 @@ def bounds_of_replicas(total: int, replicas: int) -> tuple[tuple[int, int], ...]
 def trial_sizes(sizes: Sequence[int]) -> tuple[int, ...]:
     """Returns how many of each replica's examples the check of the first step uses.
 
-    A single device also takes that step. Of an even batch it gets about as many examples as a
-    replica has in a step, so that the check needs no more memory for activations than the step.
+    A single device also takes that step, with the examples of all replicas. If the replicas are
+    even, these are about as many as one replica has in a step of `fit`, so that the check needs no
+    more memory for activations.
 
     Args:
         sizes: How many examples each replica has.
@@ -147,8 +148,7 @@ class WorkerShard:
         workers: How many workers there are.
         alike: Whether the workers' arrays differ only in their number of rows.
         like: A batch that has rows, if there is one, to show types and shapes if `rows` is empty.
-        given: How many rows each worker holds, by rank; empty if they are divided as by
-        `piece_sizes`.
+        given: How many rows each worker holds, by rank; empty if `piece_sizes` says it.
     """
 
     rows: Any
@@ -162,7 +162,7 @@ class WorkerShard:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """How many rows each worker holds, by rank. In steps of large jobs this is too slow."""
+        """How many rows each worker holds, by rank; too slow for the steps of large jobs."""
         return self.given or piece_sizes(self.total, self.workers)
 
     @property
@@ -191,7 +191,7 @@ class OwnNumbers:
         return numbers[begin:end]
 
     def batch(self, rows: Any, total: int) -> Any:
-        """Returns the selected rows as a `WorkerShard`, or as a global batch if all are."""
+        """Returns the selected rows as a `WorkerShard`; as a global batch if all are selected."""
         if total < self._workers:
             return rows
         begin, end = bounds_of_replica(total, self._workers, self._rank)

@@ -52,8 +52,8 @@ def length_of(source: Any) -> int | None:
 def lasting_batches_of(source: object) -> Callable[[], Iterator[Any]]:
     """Does the same as `batches_of`, but with batches that the source cannot overwrite.
 
-    A generator may reuse the same array for each batch, and the next batch may be fetched before
-    the current one is used.
+    A generator may put each batch into the same array, and the next batch may be read before the
+    current one is used.
     """
     start = batches_of(source)
     return start if is_lasting(source) else lambda: map(copied, start())
@@ -156,7 +156,7 @@ def every_nth_of_loader(loader: Any, step: int, first: int) -> Any | None:
     every = getattr(loader, name)
     own_part = EveryNth(lambda: iter(every), lambda: len(every), step, first)
     object.__setattr__(own, name, own_part)
-    # this belongs to the other loader, if its workers persist
+    # The copied iterator, which exists if workers persist, belongs to the original loader.
     object.__setattr__(own, "_iterator", None)
     return own
 

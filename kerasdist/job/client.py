@@ -28,9 +28,9 @@ _FAILURES = {
     "too large": JobError,
 }
 
-# How long a new connection waits for the chief's first message, at first and at most.
-# After that time the worker closes the connection and tries again.
-# If thousands of workers come at once, the kernel drops some connections silently.
+# How many seconds a new connection waits for the chief's first message: the first wait, and the
+# longest one. After a wait the worker closes the connection and tries again, because the kernel
+# silently drops some connections if thousands of workers come at once.
 _FIRST_WAIT, _LONGEST_WAIT = 3.0, 30.0
 
 
@@ -50,7 +50,8 @@ class Client:
         entered: How often this worker has entered such a call.
         interrupted: Whether the job ended because a worker was interrupted by Ctrl-C.
         left_early: Whether the job ended because one worker's script ended before the others'.
-        report: A function that returns this worker's batches; another thread calls it.
+        report: A function that returns the report on this worker's batches; another thread calls
+            it.
         last_collectives: A function that returns the last recorded collectives; another thread
             calls it.
     """
@@ -86,8 +87,8 @@ class Client:
         self._socket = self._connected(host, port, credentials)
         self.roster = self._admitted()
         self.address = address_in(self.facts)
-        # The number of this worker's signs of life, now and at the chief's last sign of life.
-        # The time in which this process was suspended does not count.
+        # The number of this worker's signs of life, now and at the chief's last sign of life. Their
+        # difference is the chief's silence, without the time in which this process was suspended.
         self._beats = self._heard = 0
         threading.Thread(target=self._listen, name="kerasdist-client", daemon=True).start()
         threading.Thread(target=self._beat, name="kerasdist-beat", daemon=True).start()
@@ -170,7 +171,7 @@ class Client:
 
     def _connected(self, host: str, port: int, credentials: Credentials) -> socket.socket:
         deadline = time.monotonic() + self._timeouts.join
-        # so that workers do not all come at the same moment
+        # The wait is random, so that workers do not all come again at the same moment.
         wait = _FIRST_WAIT * random.SystemRandom().uniform(1, 1.5)
         while True:
             left = max(1.0, deadline - time.monotonic())

@@ -37,7 +37,7 @@ ADVICE = (
 # Parts of the names of files that frameworks generate.
 _GENERATED = ("__autograph_generated", "torchinductor")
 
-# The code of another thread, which waits while this thread issues its collectives.
+# The code that issues this thread's collectives, if that is in another thread, which waits.
 _place: ContextVar[str] = ContextVar("_place", default="")
 
 
@@ -130,7 +130,7 @@ def code_here() -> str:
 
 @contextmanager
 def issued_for(place: str) -> Generator[None]:
-    """Records this thread's collectives as called from `place`, where another thread waits."""
+    """Records this thread's collectives as issued at `place`, by a thread that waits for it."""
     before = _place.set(place)
     try:
         yield

@@ -43,7 +43,7 @@ def digest(facts: object) -> str:
 def described_difference(
     everyone: Sequence[object], workers: Sequence[Sequence[int]] | None = None
 ) -> str:
-    """Returns in words the first difference between the facts of workers, and who has which.
+    """Returns a text about the first difference between workers' facts: which workers have what.
 
     With three or more workers, the value that most of them have comes last.
 
@@ -178,12 +178,12 @@ class _Stretch:
 Report = Mapping[str, Any]
 """A worker's report on its batches, as JSON; `check_report` checks its form."""
 
-# The job ends this many steps after the first difference.
-# The comparison at the end of the epoch may come before that; then the script can continue.
-# The job must end if workers wait for each other in the collectives of programs that differ.
+# A difference ends the job only after this many further steps. If the epoch ends before that, its
+# own comparison raises an error, which a script can handle. The end of the job is for workers that
+# wait for each other in collectives of different programs.
 STEPS_BEYOND = 20
 
-# A worker whose batches change their form more often is not compared before the epoch ends.
+# A worker whose batches change their form more often than this is compared only at the epoch's end.
 MAX_CHANGES = 64
 
 
@@ -207,7 +207,7 @@ def check_report(report: Report) -> None:
 def came_apart(reports: Sequence[Report | None], *, idle: bool = False) -> str | None:
     """Describes the first batch that differs between workers; returns None if none differs.
 
-    `idle`: whether no worker is making progress, so that no further steps will come.
+    `idle`: whether no worker makes progress, so that it is useless to wait for further steps.
     """
     known = [one for one in reports if one is not None]
     if len(known) < len(reports) or len({one["stretch"] for one in known}) > 1:
@@ -249,8 +249,8 @@ def slowest(workers: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
 
     Returns:
         The worker's rank, the name of the time by which it is the slowest, that time, and the
-        median of the others' times. None if there is no other worker, or no time is known of all
-        workers.
+        median of the others' times. None if there is no other worker, or neither time is known
+        for every worker.
     """
     for name in _BY:
         times = [one.get(name) for one in workers]

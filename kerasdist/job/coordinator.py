@@ -40,7 +40,7 @@ MAIN = "main"
 LEAVING = "leaving"
 
 
-# The end of the connection would discard a message that the workers have not read yet.
+# How long the chief waits before it ends: its end would discard messages that are not read yet.
 _DELIVERY_SECONDS = 0.3
 
 # The errors that a malformed message causes.
@@ -281,7 +281,7 @@ class Coordinator:
             case "meet":
                 self._meet(member, message)
             case "ask":
-                if self._next_places is None:  # if it is set, all have been asked
+                if self._next_places is None:  # otherwise the workers are being asked already
                     self._next_places = {}
                     self._tell_all({"type": "asked"})
             case "next":
@@ -319,7 +319,7 @@ class Coordinator:
                 self._answer_waiting()
 
     def _add_next_place(self, member: Member, place: Any) -> None:
-        """When all have answered, lets workers meet at the first place that none has passed."""
+        """Adds an answer; after the last, all meet at the first place that none has passed."""
         if type(place) is not int or self._next_places is None:
             raise TypeError(f"place={place!r}")
         self._next_places[member.rank] = place

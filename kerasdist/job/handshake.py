@@ -2,7 +2,7 @@
 
 The chief opens each connection with a challenge: the job's name and a random number. The worker
 answers with a random number of its own, and with an HMAC-SHA256 of both numbers under the job's
-secret. The chief replies with another HMAC of the same numbers. Only then other messages follow.
+secret. The chief replies with another HMAC of the same numbers. Other messages follow only then.
 The secret itself is never sent, and an answer cannot be used on another connection.
 """
 
@@ -167,7 +167,7 @@ def introduced(host: str, port: int, mine: Credentials, wait: float) -> socket.s
 def _digest(mine: Credentials, role: str, chiefs_nonce: str, workers_nonce: str) -> str:
     parts = (role, mine.job_id, chiefs_nonce, workers_nonce)
     # The length precedes each part, so that different parts never give the same bytes.
-    # A peer's number may be any JSON text, even half of a surrogate pair.
+    # A peer may send any JSON text as its number, even half of a surrogate pair: no error here.
     encoded = [part.encode(errors="surrogatepass") for part in parts]
     message = b"".join(len(part).to_bytes(4, "big") + part for part in encoded)
     return hmac.new(mine.secret or b"", message, hashlib.sha256).hexdigest()

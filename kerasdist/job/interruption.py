@@ -1,9 +1,9 @@
-"""Exit codes of workers, and their quick end with one line of output after Ctrl-C.
+"""The exit codes of workers, and how workers end quickly, with one line of output, after Ctrl-C.
 
-A worker needs most of the time until its end for the end of the interpreter, which unloads the
+Most of the time that a worker takes to end is the shutdown of the interpreter, which unloads the
 framework's modules: 1 to 2 s on an idle machine, 6 s on a busy one (measured with TensorFlow and
-PyTorch, two workers). During that time no Python thread runs that could end the process, so a timer
-of the kernel does it.
+PyTorch, two workers). During the shutdown no Python thread runs that could end the process sooner,
+so a timer of the kernel does it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from kerasdist.errors import JobError
 # The reason for leaving the job that an interrupted worker reports.
 CTRL_C = "Ctrl-C"
 
-# The seconds in which an interrupted worker must end, and in which the interpreter alone must end.
+# The seconds in which an interrupted worker must end, and those for the interpreter's shutdown.
 SECONDS = 2.0
 _INTERPRETER_SECONDS = 1.0
 
@@ -56,7 +56,7 @@ class DroppedInterrupts:
             signal.signal(signal.SIGINT, self._handle)
 
     def raise_again(self) -> None:
-        """Raises a dropped interrupt. The main thread calls this in a call or after it."""
+        """Raises a dropped interrupt. The main thread calls this during and after watched calls."""
         if self._dropped:
             self._dropped = False
             raise KeyboardInterrupt
@@ -124,7 +124,7 @@ def ignore_more() -> None:
 
 
 def limit(seconds: float = SECONDS) -> None:
-    """Ends this process after some seconds, whatever it then does. For the main thread only."""
+    """Ends this process after some seconds, whatever it does. Only the main thread can call it."""
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_REAL, seconds)
 

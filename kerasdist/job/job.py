@@ -38,7 +38,7 @@ _ADVICE = "All of them must run the same script in the same environment."
 
 @final
 class Job:
-    """This worker's view of the job: exchanges with the other workers, and news if one is lost.
+    """The job as this worker sees it: exchanges with the other workers, and errors if one is lost.
 
     Workers exchange small facts by this object. Tensors are exchanged by the frameworks'
     collectives.
@@ -79,7 +79,7 @@ class Job:
                 _warn_of_open_network(membership, host, port)
             self._coordinator = Coordinator(host, port, membership.num_workers, timeouts, known)
         else:
-            # Gloo connects every worker to every other worker
+            # Gloo opens a connection, which is a file, to every other worker.
             raise_file_limit(membership.num_workers)
         self._port = None if membership.addresses else HeldPort(loopback=is_loopback(host))
         facts_of_this = _own_facts(membership, host, self._port)
@@ -312,7 +312,7 @@ class Job:
         self.assert_equal(label, {f"collective {before + at + 1}": own}, collectives.ADVICE)
 
     def report_batches(self, report: Callable[[], comparison.Report | None]) -> None:
-        """Sends this worker's batches to the chief, with each sign of life."""
+        """Lets each sign of life carry the result of `report` to the chief."""
         self._client.report = report
 
     @contextmanager

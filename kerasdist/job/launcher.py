@@ -47,7 +47,7 @@ def channel() -> Channel | None:
         return None
     try:
         return Channel(int(given))
-    except OSError:  # this process was started by the worker and has no channel
+    except OSError:  # the worker has started this process, which did not inherit the channel
         return None
 
 
@@ -68,7 +68,7 @@ MEMORY = "KERASDIST_MEMORY"
 """The folder for the data that a job keeps in each host's memory between two starts."""
 
 BENCH = "KERASDIST_BENCH"
-"""Set in the workers of a benchmark."""
+"""This variable is set in the workers of `kerasdist bench`."""
 
 _MARK = "kerasdist-result: "
 
@@ -121,8 +121,8 @@ class ProfiledSteps:
 
     Attributes:
         first: How many steps come before the profiled steps; at least 1, because the first step
-        compiles.
-        last: How many steps there are up to the last profiled one.
+            compiles.
+        last: The number of the last profiled step, from 1.
         folder: The folder for the traces.
     """
 

@@ -164,7 +164,7 @@ _ADDRESS = slice(20, 24)
 
 
 def misleads(others: Sequence[str]) -> str | None:
-    """Returns this machine's address for others; None if its own name leads others to it.
+    """Returns an address at which others reach this machine; None if they reach it by its name.
 
     Gloo, with which PyTorch and JAX sum on CPUs, gives the other workers the address to which this
     machine's name resolves. On Debian and Ubuntu the name resolves to a loopback address, which
@@ -219,17 +219,17 @@ def _way_to(host: str) -> str | None:
 
 @contextlib.contextmanager
 def waiting_their_turn() -> Iterator[None]:
-    """Threads that are started in this block do not interrupt other threads when they wake up.
+    """Threads that are started in this block do not preempt other threads when they wake up.
 
     Gloo, with which PyTorch and JAX sum on CPUs, has a thread that distributes the data that arrive
     from other workers. This thread needs the lock of a connection for that. If the lock is taken,
     the thread asks the kernel again which data have arrived, gets the same answer at once, and so
     on (``Pair::handleEvents`` in gloo/transport/tcp/pair.cc only tries the lock). On a busy machine
-    the lock is often held by the thread that was sending on this connection, until the kernel
-    stopped it in favor of the thread that a message had woken up. Then the connection stands still
-    until the time slice of the woken thread ends: 3 ms on Linux, while the sum of a few numbers
-    takes 0.1 ms (measured with jaxlib 0.10.2, two workers of one core each: 60 small sums in 228
-    ms, and in 6 ms with the remedy).
+    the lock is often held by a thread that is not running: while it was sending on this connection,
+    the kernel stopped it in favor of the distributing thread, which a message had woken up. Then
+    the connection stands still until the time slice of the distributing thread ends: 3 ms on Linux,
+    while the sum of a few numbers takes 0.1 ms (measured with jaxlib 0.10.2, two workers of one
+    core each: 60 small sums in 228 ms, and in 6 ms with the remedy).
 
     The remedy is Linux's batch class: a thread of that class gets the same share of the cores, but
     does not interrupt a running thread when it wakes up (sched(7)). A thread inherits the class of

@@ -25,8 +25,9 @@ from kerasdist.job.interruption import ExitCode
 # The seconds in which the main thread may end by itself.
 GRACE_SECONDS = 10.0
 
-# The same time if the lost worker was interrupted by Ctrl-C.
-# The end of that worker breaks its connections, so it is enough to wait for its end.
+# The same time if the lost worker was interrupted by Ctrl-C. That worker ends within
+# `interruption.SECONDS`, which breaks its connections. The main thread's collective then fails, so
+# the main thread ends by itself soon after.
 AFTER_INTERRUPTION_SECONDS = 2 * interruption.SECONDS
 
 # The seconds for which a framework's error waits for the message about a lost worker.
@@ -68,7 +69,7 @@ class Monitor:
         self._disarmed.set()
 
     def end(self, failure: JobError) -> None:
-        """Ends this process, which only waits for the others."""
+        """Ends this process, whose script has ended and which only waits for the other workers."""
         self.disarm()
         self._end_with(failure, f"{failure}\n")
 

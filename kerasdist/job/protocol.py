@@ -22,16 +22,16 @@ VERSION = 4
 HEADER_BYTES = 4
 
 MAX_BYTES = 64 * 1024 * 1024
-"""The most that workers may exchange at once; a large model's variables take a few 100 KB."""
+"""The most that workers may exchange at once; facts about a large model take a few 100 KB."""
 
-# The result of an exchange: all workers get all values, or only the chief does.
-# Or all workers get a number for each value, which is equal for equal values.
+# What workers get from an exchange. `ALL`: all workers get all values. `FOR_CHIEF`: only the chief
+# gets them. `NUMBERS`: all workers get a number for each value, equal for equal values.
 ALL, FOR_CHIEF, NUMBERS = "all", "for chief", "numbers"
 
 # The channel for answers to workers that wait for a file of the chief.
 SAVES = "saves"
 
-# The largest message, which has the largest value, and some bytes for each worker.
+# The size of the largest message: the largest values, and some bytes for each worker.
 _FRAME_BYTES = MAX_BYTES + 1024 * 1024
 
 

@@ -23,13 +23,13 @@ from kerasdist.keras_compat.thread_state import global_seed
 PyDataset = keras.utils.PyDataset
 unpack_x_y_sample_weight: Any = keras.utils.unpack_x_y_sample_weight
 
-# Parts of TensorFlow's error messages if it cannot shard a dataset by files.
+# Parts of the messages with which TensorFlow refuses to shard a dataset by files.
 _NO_FILES, _FEW_FILES = "unshardable source dataset", "Could not apply FILE based sharding"
 
 
 @functools.cache
 def as_class_of_keras(kind: type, base: type) -> type:
-    """Returns a class that is also a subclass of one of Keras's classes."""
+    """Returns a subclass of `kind` and of Keras's class `base`; `kind` itself if it is one."""
     if issubclass(kind, base):
         return kind
     body = {"__module__": kind.__module__, "__doc__": kind.__doc__}
@@ -79,7 +79,7 @@ class _Given:
 
 
 def get_data_adapter(x: Any, y: Any = None, **arguments: Any) -> Any:
-    """Returns Keras's data adapter for a source; a source that is an adapter is returned itself."""
+    """Returns Keras's data adapter for a source; an adapter is returned as it is."""
     adapter = internals.GET_DATA_ADAPTER.get()(x, y, **arguments)
     if adapter is not x:
         setattr(adapter, _GIVEN, _Given(x, arguments.get("shuffle", False)))
@@ -91,7 +91,7 @@ def _given(adapter: object) -> _Given:
 
 
 def source_given(adapter: object) -> Any:
-    """Returns the source from which Keras's adapter was made; any other adapter itself."""
+    """Returns the source of Keras's adapter; any other adapter is returned as it is."""
     return _given(adapter).source
 
 
@@ -154,7 +154,7 @@ def yields_new_arrays(source: object) -> bool:
 
 
 def copied(leaf: object) -> Any:
-    """Returns a copy of an array or tensor; anything else is returned itself."""
+    """Returns a copy of an array or tensor; anything else is returned as it is."""
     if isinstance(leaf, np.ndarray):
         return leaf.copy()
     return keras.ops.copy(leaf) if keras.ops.is_tensor(leaf) else leaf
@@ -181,9 +181,9 @@ def spec_of_rows(leaf: Any) -> Any:
 def shuffles_without_seed(adapter: Any) -> bool:
     """Returns whether an adapter of arrays shuffles in an order that cannot be repeated.
 
-    On JAX and PyTorch the states of generators determine the order, and these can be saved; on
-    TensorFlow only a seed determines it. From Keras 3.16 on the number of epochs determines the
-    order, on every backend.
+    On JAX and PyTorch the order depends on the states of generators, which can be saved. On
+    TensorFlow only a seed makes the order repeatable. From Keras 3.16 on the order depends on the
+    number of epochs, on every backend.
     """
     if backend_name() != "tensorflow" or not is_array_adapter(adapter) or _orders_by_epoch():
         return False
@@ -191,10 +191,10 @@ def shuffles_without_seed(adapter: Any) -> bool:
 
 
 def reads_past_epochs(adapter: Any) -> bool:
-    """Returns whether an epoch begins with batches that threads read before it, from other rows.
+    """Returns whether an epoch may begin with batches that threads made for the epoch before it.
 
-    If a PyDataset's threads make batches at an epoch's end, Keras passes them to the next epoch
-    (3.15.1).
+    At an epoch's end, a PyDataset's threads may have made batches that are not used yet. Keras
+    3.15.1 passes these to the next epoch, although shuffling or `on_epoch_end` changes the rows.
     """
     given = _given(adapter)
     source = given.source
@@ -228,7 +228,7 @@ def set_epochs_read(adapter: Any, epochs: int | None) -> None:
 
 
 def reads_aside(adapter: object) -> bool:
-    """Returns whether TensorFlow reads the data ahead by Python code in another thread."""
+    """Returns whether TensorFlow reads ahead by running Python code in another thread."""
     if backend_name() != "tensorflow":
         return False
     source = _given(adapter).source  # TensorFlow prefetches from these sources
@@ -238,9 +238,9 @@ def reads_aside(adapter: object) -> bool:
 def leave_accelerators() -> None:
     """Keeps TensorFlow off GPUs and TPUs if it only reads data for another framework.
 
-    When TensorFlow starts, which the first ``tf.data`` pipeline causes, it would take nearly all of
-    their memory. If the user has configured TensorFlow, or TensorFlow has started, nothing is
-    changed.
+    The first ``tf.data`` pipeline starts TensorFlow, which would then take nearly all memory of the
+    accelerators. Nothing is changed if the user has configured TensorFlow, or if TensorFlow has
+    already started.
     """
     if backend_name() == "tensorflow":
         return
@@ -282,7 +282,7 @@ def auto_shard_policy(dataset: Any) -> str | None:
 
 
 class EqualBatches(NamedTuple):
-    """The sizes of a pipeline's batches, as far as its types contain them.
+    """The sizes of a pipeline's batches, which are known from the types of its elements.
 
     Attributes:
         rows: How many rows each batch has.
@@ -328,7 +328,7 @@ def every_nth_file(dataset: Any, shards: int, index: int) -> tuple[Any, str | No
             **internals.FLAT_STRUCTURE.of(dataset),
         )
         own = tf.data.experimental.from_variant(variant, dataset.element_spec)
-        next(iter(own), None)  # only this call counts the files
+        next(iter(own), None)  # only a read makes TensorFlow count the files
     except tf.errors.NotFoundError as error:
         if _NO_FILES not in error.message:
             raise
@@ -341,7 +341,7 @@ def every_nth_file(dataset: Any, shards: int, index: int) -> tuple[Any, str | No
 
 
 def own_batches(dataset: Any) -> Iterator[Any]:
-    """Yields a dataset's batches once: as the framework's tensors, or as NumPy arrays."""
+    """Yields a dataset's batches once, as NumPy arrays; on TensorFlow `tf.data` yields tensors."""
     return iter(dataset) if is_native_dataset(dataset) else batches(dataset)
 
 
@@ -361,10 +361,9 @@ def is_array_adapter(adapter: object) -> bool:
 
 
 def takes_rows(adapter: Any) -> bool:
-    """Returns whether rows can be selected from an adapter's arrays, if dense and known.
+    """Returns whether rows can be selected from an adapter's arrays, before batches are made.
 
-    If they cannot be selected, each worker can still read global batches and take its rows from
-    these.
+    If not, each worker reads global batches and takes its rows from these.
     """
     if not is_array_adapter(adapter):
         return False
@@ -403,13 +402,13 @@ def torch_rows(adapter: object, chosen: Chosen) -> Iterator[tuple[Any, int]]:
     take_rows = _taker(adapter, "torch", tensor)
     every: Any = _numbers(adapter)
     loader = every.get_torch_dataloader()
-    # The iteration starts now and not with the first batch, because the start draws a number.
-    # Keras also starts iterations from which it reads nothing.
+    # The iteration starts now and not with the first batch, because the start draws a number. Keras
+    # also starts iterations from which it reads nothing, and they must draw the same numbers.
     iter(loader)
 
     def batches() -> Iterator[tuple[Any, int]]:
         set_epochs_read(every, epochs_read(adapter))  # Keras orders the rows with the first batch
-        # The loader itself would make a tensor of the numbers, which would become a list again.
+        # The loader itself would turn the numbers into a tensor, and Keras that into a list again.
         for numbers in loader.batch_sampler:
             yield take_rows(np.asarray(chosen(numbers))), len(numbers)
 

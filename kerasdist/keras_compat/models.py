@@ -1,4 +1,4 @@
-"""Keras's models, layers, callbacks and trees, and Keras's version."""
+"""What kerasdist needs of Keras's models, layers, callbacks and trees; Keras's version."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ ops: Any = keras.ops
 LayoutMap: Any = keras.distribution.LayoutMap
 
 
-# Whether Keras divides the penalty on outputs by their number of rows (from 3.14 on).
+# Whether Keras divides the penalty on a layer's outputs by their number of rows (from 3.14 on).
 DIVIDES_ACTIVITY_PENALTY = VERSION >= (3, 14)
 
 
-# Whether Keras on JAX asks for stacks of batches if an execution has several steps.
+# Whether Keras on JAX reads stacks of batches if `steps_per_execution` is more than 1.
 STACKS_BATCHES = VERSION >= (3, 16)
 
 
@@ -71,7 +71,8 @@ def _is_overridden(callback: keras.callbacks.Callback, event: str) -> bool:
 def metrics_here(model: Any) -> dict[str, Any]:
     """Returns the results of a model's metrics, without a sum over processes.
 
-    Keras sums in the trainer class of its backend, which precedes the base class of all backends.
+    The trainer class of Keras's backend sums over processes. The base class of all backends, which
+    has the method too, does not.
     """
     name = "get_metrics_result"
     for kind in reversed(type(model).__mro__):
@@ -87,7 +88,7 @@ def model_of(callback: Any) -> Any:
 
 
 def choose_comparison(callback: keras.callbacks.ModelCheckpoint) -> None:
-    """Lets a callback know which of two values is better, as Keras does at an epoch's end."""
+    """Lets a callback choose whether less or more is better, as Keras does at an epoch's end."""
     choose = internals.CHOOSE_COMPARISON.of(callback)
     with suppress(ValueError):  # the metric is not built yet
         choose()
@@ -110,7 +111,7 @@ def flat_layers(model: keras.Layer) -> list[Any]:
 
 
 def _walk_layers(model: Any) -> list[Any]:
-    """Returns the same layers in the same order, found by public attributes."""
+    """Returns the layers that Keras's own method finds, in the same order, by public attributes."""
     found: dict[int, Any] = {}
     waiting = _layers_in(model)
     while waiting:
@@ -134,7 +135,7 @@ def trainable_layers(model: keras.Model) -> list[bool]:
 
 
 def attached_metrics(model: keras.Model) -> list[Any]:
-    """Returns the metrics of a model and its layers, also those that `metrics` leaves out."""
+    """Returns the metrics of a model and its layers, even those that `model.metrics` leaves out."""
     attached = [metric for one in (model, *flat_layers(model)) for metric in _metrics_of(one)]
     return list(dict.fromkeys((*model.metrics, *attached)))
 
@@ -164,8 +165,9 @@ def is_wired(model: keras.Model) -> bool:
 def wiring(model: Any) -> list[tuple[Any, list[Any]]]:
     """Returns the operations of a Functional model, and the arguments of each of their calls.
 
-    A constant argument is given itself; any other by the numbers of the operation that made it, of
-    that operation's call, and of the output. The list is empty for any other model.
+    A constant argument is returned as it is. For any other argument three numbers are returned:
+    those of the operation that made it, of the call of this operation, and of the call's output.
+    The list is empty for a model that is not Functional.
     """
     known = internals.NODES.is_there() and internals.HISTORY.is_there()
     if not known or not isinstance(model, keras.Function):
@@ -205,7 +207,7 @@ def _made(tensor: keras.KerasTensor) -> tuple[Any, Any]:
 
 
 def value_of(tensor: keras.KerasTensor, variable_of: Callable[[keras.KerasTensor], Any]) -> Any:
-    """Returns the value of a tensor that was made of symbols of variables."""
+    """Returns the value of a symbolic tensor that was computed from symbols of variables."""
     history = getattr(tensor, internals.HISTORY.attribute, None)
     if history is None or history.operation is None:
         return keras.ops.convert_to_numpy(variable_of(tensor))
@@ -271,7 +273,7 @@ MIXING = frozenset(_AXES)
 
 
 def serialize_as(own: Any, stand_in: Any) -> None:
-    """Lets objects of a class be saved and pickled as objects of another class."""
+    """Lets objects of the class `stand_in` be saved and pickled as objects of the class `own`."""
     for registry in (internals.CUSTOM_NAMES, internals.EXPORTED_NAMES):
         names = registry.get() if registry.is_there() else {}
         if own in names:
@@ -280,7 +282,7 @@ def serialize_as(own: Any, stand_in: Any) -> None:
 
         def reduce(kept: object) -> tuple[object, ...]:
             function, *rest = own.__reduce__(kept)
-            return (getattr(own, function.__name__), *rest)  # pickle finds it by its class
+            return (getattr(own, function.__name__), *rest)  # pickle looks it up in the class `own`
 
         stand_in.__reduce__ = reduce
 
@@ -325,7 +327,7 @@ def _held_in(owners: Iterable[Any], kind: type[Any], depth: int = 0) -> list[Any
 _DEPTH = 3
 
 
-# Workers compare the versions of these packages, and not their code.
+# Workers compare the versions of these packages, but not their code.
 PACKAGES = frozenset(
     {"abc", "builtins", "jax", "keras", "kerasdist", "numpy", "tensorflow", "torch", "typing"}
 )
@@ -363,7 +365,7 @@ def clear_losses_on(layers: Iterable[Any]) -> None:
 
 
 def require_losses_of_layers() -> None:
-    """Refuses losses that layers add, if Keras lacks something that keeps them apart."""
+    """Refuses losses that layers add, if Keras lacks what keeps those of the replicas apart."""
     internals.LOSSES.require()
     internals.CLEAR_LOSSES.require()
     if backend_name() == "jax":
@@ -373,13 +375,13 @@ def require_losses_of_layers() -> None:
 def loss_ids_on(layer: Any) -> set[int]:
     """Returns Keras's set of the ids of a layer's losses in a stateless scope.
 
-    If Keras lacks that set, `add_loss` is refused elsewhere.
+    The set is empty if Keras lacks it; `require_losses_of_layers` then refuses `add_loss`.
     """
     return getattr(layer, internals.LOSS_IDS.attribute, set())
 
 
 def may_mix_examples(loss: Any) -> bool:
-    """Returns whether a loss, in a form for `compile`, belongs to Keras and mixes examples."""
+    """Returns whether a loss, in any form that `compile` takes, is Keras's and may mix examples."""
     if isinstance(loss, str):
         loss = keras.losses.get(loss)
     function = getattr(loss, "fn", loss)
@@ -389,8 +391,8 @@ def may_mix_examples(loss: Any) -> bool:
 def is_of_examples(metric: Any) -> bool:
     """Returns whether a metric has a class of Keras that computes a value for each example.
 
-    This function is called before the metric has its function, so the name of the class is looked
-    up.
+    When this function is called, the metric does not have its own function yet, so the name of the
+    class decides.
     """
     kind = type(metric)
     letters = {name.replace("_", "") for name in _AXES}
@@ -416,10 +418,10 @@ def seed_states(model: keras.Model) -> list[Any]:
 
 @functools.cache
 def require_scaling(*, in_fit: bool) -> None:
-    """Refuses losses in replicas, if Keras lacks the functions that divide a mean.
+    """Refuses losses in replicas, if Keras lacks the functions that divide a mean by the replicas.
 
-    On TensorFlow Keras itself divides, but must not do so in `fit`; on other backends custom loops
-    need the division.
+    On TensorFlow Keras itself divides in these functions, which kerasdist must prevent in `fit`. On
+    other backends, kerasdist divides in them in custom loops.
     """
     if backend_name() == "tensorflow":
         internals.SCALE_LOSS_IN_FIT.require()

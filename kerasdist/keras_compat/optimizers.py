@@ -46,7 +46,7 @@ def updating(optimizer: keras.Optimizer) -> Any:
 
 
 def applies_directly(optimizer: keras.Optimizer) -> bool:
-    """Returns whether ``optimizer.apply`` is Keras's own, whose gradients are combined."""
+    """Returns whether ``optimizer.apply`` is Keras's own, and not overridden by a user."""
     own = getattr(optimizer.apply, "__func__", None)
     return own in (keras.Optimizer.apply, LossScaleOptimizer.apply)
 
@@ -59,7 +59,7 @@ def optimized_variables(optimizer: keras.Optimizer) -> list[Any]:
 def apply_combined_gradients(optimizer: Any, gradients: list[Any], variables: Any) -> None:
     """Applies the gradients of all replicas by Keras's own ``optimizer.apply``.
 
-    A user-defined `apply` has already run in each replica.
+    An `apply` that a user defines is not called here, because it has already run in each replica.
     """
     if isinstance(optimizer, LossScaleOptimizer):
         # On TensorFlow, the `apply` of a LossScaleOptimizer must be called in a replica.
@@ -71,8 +71,8 @@ def apply_combined_gradients(optimizer: Any, gradients: list[Any], variables: An
 def apply_scaled_gradients(optimizer: Any, gradients: list[Any], variables: Any) -> None:
     """Does the same as ``LossScaleOptimizer.apply``, in code that JAX traces.
 
-    Keras's own method leaks traced values from its branches for finite and for other gradients
-    (seen with 3.15.1); its stateless form does not leak them.
+    Keras's own method leaks traced values from its branches, of which one is for gradients that
+    are not finite (seen with 3.15.1). Its stateless form does not leak them.
     """
     if not optimizer.built:
         with keras.name_scope(optimizer.name, caller=optimizer):
@@ -92,7 +92,8 @@ def apply_scaled_gradients(optimizer: Any, gradients: list[Any], variables: Any)
 def index_variables(optimizer: Any) -> None:
     """Lets a TensorFlow optimizer find its slots after its model's variables were recreated.
 
-    The optimizer finds the slots of a variable by the native variable.
+    The optimizer looks up the slots of a Keras variable by its TensorFlow variable, which is a new
+    one now.
     """
     variables, key_of = optimized_variables(optimizer), internals.VARIABLE_KEY.of(optimizer)
     numbers = internals.NUMBERS_OF_VARIABLES.of(optimizer)
@@ -127,7 +128,7 @@ def _name_of_strategy(optimizer: Any) -> str:
 
 
 def copy_of_optimizer(optimizer: Any, strategy: object) -> Any:
-    """Returns a copy of a TensorFlow optimizer that updates the same variables of a strategy."""
+    """Returns a copy of a TensorFlow optimizer that updates the same variables under `strategy`."""
     copy = object.__new__(type(optimizer))
     vars(copy).update(vars(optimizer))
     vars(copy)[_name_of_strategy(optimizer)] = strategy
@@ -139,8 +140,8 @@ def referenced_variables(
 ) -> list[Any]:
     """Returns, for each variable of an optimizer, the model's variable to which it belongs.
 
-    Keras relates them only by name: a slot has the variable's path with underscores, and the slot's
-    name.
+    Keras relates them only by name: the path of a slot contains the path of its variable, with
+    underscores, followed by the slot's own name.
     """
     by_prefix = {f"{one.path.replace('/', '_')}_": one for one in variables}
 

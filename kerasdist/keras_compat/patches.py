@@ -1,8 +1,8 @@
 """The table of everything that is patched in Keras, and the code that applies the patches.
 
 The first argument of each function is Keras's own function (or the next function of its row),
-followed by the arguments of the call. For a model that no strategy made, and for code outside of
-replicas, it only calls Keras's function, so that these run plain Keras code.
+followed by the arguments of the call. For a model without a strategy, and for code outside of
+replicas, the function only calls Keras's own, so that plain Keras code runs.
 
 If a class in `BASES` inherits a method, nothing of Keras is replaced. Instead the class gets one
 more base class before Keras's, with the functions as its methods. A subclass that overrides such a
@@ -47,7 +47,7 @@ class Patch:
     Attributes:
         functions: The names of the functions that run in place of the target, the outermost first.
         target: The target that the functions replace: a public ``"module:Class.name"``, or an
-        internal.
+            internal.
         reason: The purpose of the patch.
         backends: The backends on which the patch is applied; all, if empty.
         stands_for: The patch is applied only if this internal is missing; None for always.
@@ -102,7 +102,7 @@ PATCHES: tuple[Patch, ...] = (
     _at(internals.SAVE_WEIGHTS, "save", "only the chief writes the file"),
     _at(internals.SAVE_HDF5, "save", "only the chief writes the file"),
     *_of(_MODEL, "export", "only the chief writes the files"),
-    # A sharded model's: all shapes are compared before a weight changes.
+    # Loading files into sharded models: all shapes are compared before any weight changes.
     *_of(_MODEL, "load_weights", "refuses a file that does not fit"),
     _at(internals.READ_WEIGHT, "read_weight", "gives a shape without values"),
     # Losses and normalization.
@@ -160,8 +160,8 @@ PATCHES: tuple[Patch, ...] = (
     *_of(_LAYER, "named_parameters", "gives the replica's", on=_TORCH),
     _at(internals.TRACK_VARIABLES, "track", "registers shards as parameters"),
     _at(internals.TRACK_VARIABLE, "track", "the same, of a layer that is built"),
-    # Methods that a variable gets by an extra base class; later versions of Keras define `assign`
-    # and `__repr__` there.
+    # Methods that a variable gets from an extra base class. Later versions of Keras define `assign`
+    # and `__repr__` in the class itself, where they are replaced.
     *_of(
         _VARIABLE,
         "__init__",
@@ -183,7 +183,7 @@ REFUSALS: tuple[Patch, ...] = (
         ("refuse_save",), f"{_MODEL}.save_weights", "in a job", stands_for=internals.SAVE_WEIGHTS
     ),
 )
-"""Patches for missing internals only: they refuse calls that would otherwise do wrong things."""
+"""Patches for the case that an internal is missing: they refuse calls that would go wrong."""
 
 
 @final
@@ -278,7 +278,7 @@ def _base_of(path: str, owner: Any) -> type:
 def _replace(
     patch: Patch, owner: Any, name: str, now: Any, functions: Mapping[str, Function | Method]
 ) -> None:
-    """Lets functions run in the place of an attribute, which may be an inherited one."""
+    """Lets functions run in the place of an attribute, which the owner may have inherited."""
     place = _places.get((id(owner), name))
     if place is None:
         original: Any = now.fget if isinstance(now, property) else getattr(now, "__func__", now)
@@ -309,8 +309,8 @@ def _as_function(call: Function, original: Function) -> Function:
 
         call = hooked
     call = functools.update_wrapper(call, original)
-    # Keras reads the arguments of a layer's `__init__` without following `__wrapped__`.
-    # Keras copies the attributes of `build` to a function without `self`.
+    # Keras reads the signature of a layer's `__init__` without following `__wrapped__`, so it is
+    # set. It is not set for `build`, whose attributes Keras copies to a function without `self`.
     if original.__name__ != "build":
         call.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]
     return call

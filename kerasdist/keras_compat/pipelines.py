@@ -1,4 +1,4 @@
-"""Data sources whose iterators can save their place, from which another iterator can continue.
+"""Data sources whose iterators can save their place, so that another iterator continues from it.
 
 Such sources are ``tf.data`` pipelines, which Keras accepts on every backend, Grain's datasets and
 loaders, and a ``DataLoader`` with ``state_dict`` and ``load_state_dict``, such as torchdata's.
@@ -22,13 +22,14 @@ from kerasdist.keras_compat.data import (
 )
 
 Begun = Callable[[Callable[[], Any]], Any]
-"""Returns an iterator, given the function that would make it otherwise."""
+"""A function that returns an iterator; its argument makes the source's own iterator."""
 
 # `tf.data.experimental.ExternalStatePolicy.IGNORE`; kerasdist itself warns about lost state.
 _IGNORE = 1
 
-# Operations that draw from their own seed, so that each iteration gets other numbers.
-# The second set are operations that draw from a variable or change a variable.
+# `_DRAWS`: operations that draw from their own seed, so that each iteration gets other numbers.
+# `_CHANGES`: operations that draw from a variable or change a variable.
+# `_PYTHON`: operations that call Python functions.
 _DRAWS = ("Random", "TruncatedNormal", "ParameterizedTruncatedNormal", "Multinomial")
 _CHANGES = ("Assign", "RngReadAndSkip", "RngSkip", "StatefulUniform", "StatefulStandardNormal")
 _CHANGES += ("StatefulTruncatedNormal", "StatefulRandomBinomial")
@@ -36,10 +37,10 @@ _PYTHON = ("PyFunc", "EagerPyFunc", "PyFuncStateless")
 
 
 def source_of(adapter: object) -> Any | None:
-    """Returns the source with places that an adapter of Keras reads; None if it has no places.
+    """Returns the source that an adapter of Keras reads; None if its iterators save no place.
 
-    Grain's loaders compare their sources as texts; a source without ``__repr__`` is shown as an
-    address.
+    A loader of Grain loads a place only if its source has the same text as before. The text of an
+    object without ``__repr__`` is an address, so such loaders count as having no places.
     """
     given = source_given(adapter)
     if is_grain_dataset(given):
@@ -113,14 +114,14 @@ def _set_state(iterator: Any, state: bytes) -> None:
 @final
 @dataclass(frozen=True)
 class PipelineFacts:
-    """The state of a pipeline that its iterators do not contain.
+    """Facts about a pipeline that the saved states of its iterators do not contain.
 
     Attributes:
         calls_python: Whether the pipeline calls Python code, whose state TensorFlow cannot save.
         draws: Whether the pipeline's functions draw new random numbers in each iteration.
-        is_cached: Whether a cache makes all iterations equal to the first one. The saved state of
-            an iterator is empty if the cache was not full at that time and the state is saved again
-            later.
+        is_cached: Whether a cache makes all iterations equal to the first one. For such a pipeline
+            TensorFlow may save an empty state: if an iterator continues from a state that was saved
+            before the cache was full, and its state is saved again.
         unrepeatable: The operations that draw without a seed or from a variable.
     """
 
@@ -131,7 +132,7 @@ class PipelineFacts:
 
 
 def facts_of(dataset: object) -> PipelineFacts:
-    """Returns the state of a pipeline that its iterators do not contain."""
+    """Returns what the states of a pipeline's iterators do not contain."""
     steps = list(_pipeline(dataset))
     operations = [operation for step in steps for operation in _operations(step)]
     drawing = [one for one in operations if one.type.startswith(_DRAWS)]
@@ -185,7 +186,7 @@ def _operations(step: Any) -> Iterator[Any]:
 
 @final
 class _Followed:
-    """Replaces a source in a Keras data adapter that iterates over the source in Python."""
+    """Stands for a source in Keras's data adapter, which gets its iterators by `begun`."""
 
     def __init__(self, source: Any, begun: Begun) -> None:
         self._source = source
@@ -199,7 +200,7 @@ class _Followed:
 
 
 def _followed_by_grain(source: Any, begun: Begun) -> Any:
-    """Returns a `_Followed` for Grain, onto which Keras maps its conversions."""
+    """Returns a dataset of Grain that does what `_Followed` does; Keras maps functions over it."""
     grain: Any = sys.modules["grain"]
 
     class Iterating(grain.DatasetIterator):

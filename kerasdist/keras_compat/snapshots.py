@@ -24,7 +24,7 @@ from kerasdist.keras_compat.models import ops
 Memory = defaultdict[Any, list[np.ndarray[Any, Any]]]
 """Arrays that no copy uses any more, by shape and type.
 
-To get new memory from the system takes several times as long as to copy (ADR 42).
+To get new memory from the system takes several times as long as the copy itself (ADR 42).
 """
 
 # The names of the members of a ``.keras`` file.
@@ -48,8 +48,7 @@ def why_no_snapshots() -> VersionError | None:
 class Snapshot:
     """The content that ``model.save`` or ``model.save_weights`` would write now.
 
-    The snapshot takes its arrays from a memory, and returns them to the memory after they are
-    written.
+    The snapshot takes its arrays from `memory`, and returns them to it after they are written.
     """
 
     def __init__(self, model: keras.Model, memory: Memory, *, weights_only: bool) -> None:
@@ -92,7 +91,7 @@ class Snapshot:
         with zipfile.ZipFile(path, "w") as archive:
             archive.writestr(_METADATA, metadata)
             archive.writestr(_CONFIG, config)
-            # Keras makes the same choice, and HDF5 lays out a file in memory differently.
+            # The choice must be Keras's own, because HDF5 lays out a file in memory differently.
             if self._fits_in_memory:
                 self._write_weights(file(_WEIGHTS, archive=archive, mode="w"))
             else:
@@ -119,7 +118,7 @@ class Snapshot:
 
 @final
 class _Copies:
-    """Takes the place of Keras's file of weights, as an instance of its class, and stores copies.
+    """Stands for Keras's file of weights, as an instance of the file's class, and stores copies.
 
     Attributes:
         memory: The arrays into which values are copied.

@@ -41,11 +41,11 @@ def uses_torch_compile(model: Any) -> bool:
     return internals.USES_TORCH_COMPILE.of(model)()
 
 
-# On JAX, Keras's loops take the values out of the variables for the time of their steps.
+# On JAX, Keras's loops take the values out of the variables while they run their steps.
 
 
 def is_state_synced(model: Any) -> bool:
-    """Returns whether a model's variables have their values."""
+    """Returns whether a model's variables hold values; on JAX they hold none while a step runs."""
     if not state_of(model):
         return True
     variables = [*model.trainable_variables, *model.non_trainable_variables]
@@ -63,7 +63,7 @@ def put_state(model: Any, state: Mapping[str, Any]) -> None:
 
 
 def take_jax_state(model: Any, **which: bool) -> tuple[Any, ...]:
-    """Returns the values of variables in the form in which Keras's loops ask for them."""
+    """Returns the values of variables in the form that Keras's loops use."""
     return internals.GET_JAX_STATE.of(model)(**which)
 
 

@@ -13,9 +13,8 @@ from kerasdist.core.internals import Internal, value_at
 from kerasdist.keras_compat import internals
 from kerasdist.keras_compat.internals import SEED_GENERATOR, STATELESS_SCOPE
 
-# Where Keras stores the state of each thread, and the names of its parts.
-# The place is in a dictionary, because compiled steps read it.
-# The compiler of torch would follow a cached function into its body.
+# Where Keras stores the state of each thread, and the names of its parts. Compiled steps read
+# these, so they are in a dictionary: torch's compiler would trace the body of a cached function.
 KNOWN: dict[Any, Any] = {}
 
 
@@ -33,7 +32,7 @@ def place_of_state() -> tuple[Any, str]:
 
 
 def _name_of(internal: Internal) -> str:
-    """Returns the name of a part of the state, which Keras has as a constant or in a function."""
+    """Returns the name of an entry of the state; Keras has it as a constant or in a function."""
     name = KNOWN.get(internal)
     if name is None:
         internal.require()
@@ -129,13 +128,13 @@ _policy, _floatx = keras.config.dtype_policy, keras.config.floatx
 def settings() -> tuple[str, str, bool]:
     """Returns the settings on which a compiled function depends, besides arguments and variables.
 
-    Every step calls this function, so it is fast.
+    Every step calls this function, so it must be fast.
     """
     return _policy().name, _floatx(), get_stateless_scope() is not None
 
 
 def is_seeded(seed: object) -> bool:
-    """Returns whether the user has seeded a draw; otherwise torch's own generator is used."""
+    """Returns whether a draw has a seed of the user; otherwise torch's own generator is used."""
     if isinstance(seed, keras.random.SeedGenerator):
         return seed.get_config()["seed"] is not None
     return seed is not None
@@ -180,7 +179,7 @@ def global_seed() -> int | None:
 def set_random_seed(number: int) -> None:
     """Does the same as `keras.utils.set_random_seed`, without importing TensorFlow.
 
-    Importing TensorFlow would cost each worker on other frameworks 420 MB.
+    Importing TensorFlow would cost each worker on other frameworks 420 MB of memory.
     """
     if "tensorflow" in sys.modules:
         keras.utils.set_random_seed(number)

@@ -1,4 +1,7 @@
-"""Keras's variables: their stored values, and the scopes of reads and writes."""
+"""Access to the stored values of Keras's variables, past the scopes that redirect reads and writes.
+
+Such scopes are Keras's stateless scopes and kerasdist's trials.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ from kerasdist.keras_compat.thread_state import (
 
 
 def change_aggregation(variable: Any, aggregation: str, value: Any) -> None:
-    """Replaces the framework's variable by one that is aggregated over replicas differently."""
+    """Changes how replicas aggregate a variable, and gives it this value."""
     internals.AGGREGATION.set(variable, aggregation)
     internals.REMAKE.of(variable)(ops.convert_to_tensor(value, variable.dtype))
 
@@ -61,7 +64,7 @@ def outside_stateless_scopes() -> Iterator[None]:
     if name is None or place is None:
         scope = get_stateless_scope()
         set_stateless_scope(current.trial)
-    else:  # no function call, because each step needs this often
+    else:  # Each step does this often, so function calls are avoided.
         threads = getattr(*place)
         scope = getattr(threads, name, None)
         setattr(threads, name, current.trial)
@@ -92,15 +95,16 @@ def initialize_waiting_variable(variable: keras.Variable) -> None:
 def stored_value(variable: keras.Variable) -> Any:
     """Returns a variable's stored value, ignoring open scopes; None if it has no value yet.
 
-    In a trial this is the value of the trial's copy. The result is also None if this Keras stores
-    values in another way: then no strategy has variables, and Keras itself reads all others.
+    In a trial this is the value of the trial's copy. The result is also None if this version of
+    Keras stores values in another way. Then strategies refuse to make variables, and Keras itself
+    reads all others.
     """
     trial = current.trial
     return getattr(variable, "_value", None) if trial is None else trial.get_current_value(variable)
 
 
 def value_reader() -> Callable[[keras.Variable], Any]:
-    """Returns a function that reads stored values; it is valid until another trial begins."""
+    """Returns a function that reads stored values; it is valid until a trial begins or ends."""
     return attrgetter("_value") if current.trial is None else current.trial.get_current_value
 
 

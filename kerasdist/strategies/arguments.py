@@ -92,7 +92,7 @@ def _checked_sharding(sharding: ShardingOption) -> Any:
 def named_devices(
     devices: Sequence[str] | None, earlier: Mapping[str, Any]
 ) -> Sequence[str] | None:
-    """Returns the argument `devices`, or the devices that the arguments of 2018 name.
+    """Returns the argument `devices`, or the devices that earlier arguments of 2018 stand for.
 
     Args:
         devices: Names of devices, or None.
@@ -100,7 +100,7 @@ def named_devices(
 
     Raises:
         TypeError: If an argument is unknown, or both `devices` and a number are given.
-        UnsupportedError: If another argument of 2018 has a value that asks for something.
+        UnsupportedError: If another argument of 2018 asks for something that kerasdist does not do.
     """
     numbers = {k: n for k, n in earlier.items() if k.startswith("num_gpus") and n is not None}
     refuse_arguments("a strategy", {k: v for k, v in earlier.items() if k not in _NUMBERS})
@@ -128,7 +128,7 @@ def checked_resolver(given: object) -> ClusterResolver | None:
 
 
 def described(sharding: Any) -> str:
-    """Returns a checked argument in words, which must be equal on all workers."""
+    """Returns the checked argument `sharding` as a text, which the workers compare."""
     if not isinstance(sharding, LayoutMap):
         return repr(sharding)
     mesh = sharding.device_mesh

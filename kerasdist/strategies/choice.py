@@ -100,8 +100,9 @@ class Choice:
 
     Attributes:
         numbers: The numbers of these GPUs among the GPUs that the process sees, in order; None for
-        all.
-        peers: The workers of this machine that have found no GPU, including this worker.
+            all.
+        peers: The workers of this machine that have found no GPU, including this worker; empty if
+            this worker has found one.
     """
 
     numbers: list[int] | None
@@ -189,16 +190,16 @@ def own_part(devices: Sequence[Device], peers: Sequence[int], rank: int) -> Sequ
     if devices[0].kind != "gpu" or rank not in peers:
         return devices
     own = gpus.part(len(devices), len(peers), peers.index(rank))
-    # too few GPUs to divide, so each worker sees its own
+    # If there are fewer GPUs than workers, the workers see different GPUs, so nothing is divided.
     return [devices[index] for index in own] or devices
 
 
 def check_promise(backend: Backend) -> None:
     """Warns or raises if this process would compute on CPUs although the machine has a GPU.
 
-    This function is called if the framework sees no accelerator. The function warns if the
-    framework is built for CPUs. The function raises if an environment variable gives GPUs to this
-    process, because the user then wants GPUs.
+    This function is called if the framework sees no accelerator. It warns if the framework is built
+    for CPUs. It raises an error if the framework is built for GPUs, or if an environment variable
+    gives GPUs to this process, because the user then wants GPUs.
     """
     visible, asked = gpus.visible(), gpus.are_named(os.environ)
     built = backend.uses_gpus() if visible or asked else None

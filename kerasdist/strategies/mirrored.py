@@ -81,21 +81,22 @@ class MirroredStrategy(Strategy):
                 the layer decides, which uses each replica's own rows unless it is
                 ``BatchNormalization(synchronized=True)``, as in ``tf.distribute``.
             check: Whether the first training step is compared with the same step on one device, if
-                your code could mix examples: ``"warn"`` if it differs, ``"raise"``, or ``"off"``.
-                None means the value of the variable ``KERASDIST_CHECK``, or ``"warn"`` without it.
-                See `kerasdist.compare_with_one_device`.
+                your code could mix examples. If the steps differ, ``"warn"`` gives a warning and
+                ``"raise"`` an error; with ``"off"`` they are not compared. None means the value of
+                the environment variable ``KERASDIST_CHECK``, or ``"warn"`` if it is not set. See
+                `kerasdist.compare_with_one_device`.
             launcher: ``"processes"``: one process per device, on PyTorch only, where it can also be
                 tried with CPU devices. ``"threads"``: one process for all devices. None: processes
                 on PyTorch with several GPUs, in a script that no launcher has started; otherwise
                 threads.
             sharding: Which variables the replicas divide among them, so that a larger model fits.
                 None: each replica holds all variables. ``"optimizer"``: the optimizer's variables
-                are sharded. ``"full"``: the weights are sharded too. ``"auto"``: the same, but on
-                JAX by the layout map of the model's class if it has one. TensorFlow supports none
-                of these; on PyTorch each replica must be a process. Small variables stay whole, see
-                `kerasdist.Sharding`. On JAX, and on PyTorch with a process per device, also a
-                ``keras.distribution.LayoutMap`` over a mesh whose first axis divides the batch, and
-                whose other axes divide variables.
+                are sharded. ``"full"``: the weights are sharded too. ``"auto"``: like ``"full"``,
+                but on JAX a model whose class has a layout map is sharded by that. TensorFlow
+                supports none of these; on PyTorch each replica must be a process. Small variables
+                stay whole, see `kerasdist.Sharding`. On JAX, and on PyTorch with a process per
+                device, also a ``keras.distribution.LayoutMap`` over a mesh whose first axis divides
+                the batch, and whose other axes divide variables.
             offload: Which variables the host's memory holds, so that a larger model fits.
                 ``"optimizer"``: those of the optimizer that belong to a weight, except small ones;
                 a step brings them to the device, updates them, and takes them back. Works with and

@@ -33,7 +33,7 @@ from kerasdist.strategies.arguments import (
 from kerasdist.strategies.choice import agree, chosen_devices, devices_of_worker, own_part, prepare
 from kerasdist.training import hooks
 
-# The accelerators that this worker has taken without names, which further strategies use too.
+# The accelerators that this worker took when the script named none. Later strategies use them too.
 _own: list[Device] = []
 
 
@@ -47,9 +47,9 @@ class MultiWorkerMirroredStrategy(Strategy):
     rows of every global batch. On every worker, ``fit``, ``evaluate`` and ``predict`` return the
     same as on one device.
 
-    Making the strategy waits until all workers have come. The strategy must be the first thing that
-    a script makes with Keras, before tensors, models and random seeds. In a job of one worker it
-    behaves like a `MirroredStrategy`.
+    The constructor waits until all workers have joined the job. The strategy must be the first
+    thing that a script makes with Keras, before tensors, models and random seeds. In a job of one
+    worker it behaves like a `MirroredStrategy`.
 
     Example::
 

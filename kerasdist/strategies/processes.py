@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 Launcher = Literal["processes", "threads"]
 
-# If this process has joined a job by a `MirroredStrategy`, the devices by rank.
-# If it has started the other workers, these workers.
+# `_joined`: the devices by rank, once this process has joined a job by a `MirroredStrategy`.
+# `_ranks`: the other workers, if this process has started them.
 _joined: list[str] = []
 _ranks: list[Ranks] = []
 
@@ -37,8 +37,8 @@ _ranks: list[Ranks] = []
 def is_child() -> bool:
     """Returns whether multiprocessing has started this process, as data loaders do.
 
-    While a started process imports the script, it does not know its parent yet. At that time it has
-    a mark by which multiprocessing itself refuses to start further processes.
+    While a process that multiprocessing has started imports the script, it does not know its parent
+    yet. At that time it has a mark, by which multiprocessing refuses to start further processes.
     """
     this = multiprocessing.current_process()
     return multiprocessing.parent_process() is not None or getattr(this, "_inheriting", False)
@@ -51,7 +51,7 @@ def command() -> tuple[str, ...]:
     if main.__spec__ is None:  # This is a script, not a module, and it may have changed its folder.
         file = str(main.__file__)
         for index, word in enumerate(words[1:], start=1):
-            if file == word or file.endswith(f"/{word}"):  # the user's path is relative to a folder
+            if file == word or file.endswith(f"/{word}"):  # the user gave a relative path
                 words[index] = file
                 break
     return tuple(words)
@@ -66,7 +66,7 @@ def why_not_again() -> str | None:
 
 
 def why_not_unasked() -> str | None:
-    """Returns a reason for which a new start of this process would surprise the user, or None."""
+    """Returns why starting this process again, unasked, would surprise the user, or None."""
     file = str(getattr(sys.modules["__main__"], "__file__", ""))
     if file.startswith(LIBRARIES):
         return f"the program that runs here is not a script of yours, but {file}"
@@ -86,7 +86,7 @@ def checked_launcher(launcher: Launcher | None, backend: Backend) -> Launcher | 
 
 
 def devices_from_launcher() -> str | None:
-    """Returns the variable that gives a worker of a `MirroredStrategy` its devices.
+    """Returns the value of `MIRRORED`, which gives workers of a `MirroredStrategy` their devices.
 
     Returns None if this is no such worker, or if multiprocessing has started this process.
     """
@@ -101,9 +101,8 @@ def devices_from_launcher() -> str | None:
 def are_started_by_script() -> bool:
     """Returns whether the job's workers are processes that this script itself starts.
 
-    Then other strategies are as useful in each worker as in the process that the user has started.
-    Other strategies are also useful in a process that multiprocessing has started, because it is
-    not in the job.
+    Such a worker may use strategies of one process, as the process that the user started may. So
+    may a process that multiprocessing has started, because it is not in the job.
     """
     told = devices_from_launcher() or os.environ.get(MIRRORED)
     return bool(told) and (is_child() or told not in (EACH_ITS_OWN, JOINED))
@@ -141,7 +140,7 @@ def are_wanted(backend: Backend, devices: Sequence[Device], launcher: Launcher |
 
 def start(devices: Sequence[Device]) -> str:
     """Starts this script again for each device but the first; returns the devices by rank."""
-    # imported late, because only such a script launches processes
+    # imported here, because only a script that starts its own processes needs it
     from kerasdist.cli.launch.ranks import Ranks
 
     names = _by_rank(devices)

@@ -39,8 +39,8 @@ class TPUStrategy(Strategy):
     with `MultiWorkerMirroredStrategy`.
 
     With one worker a replica may have several devices, called its logical devices.
-    `split_variables` says which variables are cut over them, so that a model can train that does
-    not fit one device; `fit` still gives the numbers of one device. TensorFlow and PyTorch do not
+    `split_variables` says which variables are cut over them, so that a model that does not fit one
+    device can train; `fit` still gives the numbers of one device. TensorFlow and PyTorch do not
     support this strategy.
 
     Example::

@@ -2,18 +2,18 @@
 
 In `fit` a layer normalises by the global batch, as on one device, unless the strategy asks for each
 replica's own rows. In custom loops, as in ``tf.distribute``, a layer normalises by its replica's
-own rows, unless the layer or the strategy is synchronized. In that case each replica has its own
-moving statistics, and code outside of replicas reads the mean over the replicas, as in
-``tf_keras``. (Keras 3 does not take this mean, so under ``tf.distribute`` only the first replica's
-statistics count.)
+own rows, unless the layer has ``synchronized=True`` or the strategy asks for it. If the layer is
+not synchronized, each replica of a custom loop has its own moving statistics, and code outside of
+replicas reads their mean, as in ``tf_keras``. (Keras 3 does not take this mean, so under
+``tf.distribute`` only the first replica's statistics count.)
 
-The mean and variance of the global batch take one all-gather. Each replica sends its number of
-values, their mean and their variance, and all replicas combine these in the same way (Chan, Golub
-and LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances", 1979).
-This method is exact even if the mean is much larger than the deviation, unlike a sum of squares,
-and a replica without rows has no effect. The gathered values grow with the number of replicas, so
-more than `MOST_GATHERED` replicas use two all-reduces instead: one for the mean, and one for the
-squared deviations from the mean.
+One all-gather is enough to compute the mean and variance of the global batch. Each replica sends
+the number, the mean and the squared deviations of its values, and all replicas combine these in the
+same way (Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing sample
+variances", 1979). Unlike a sum of squares, this method is exact even if the mean is much larger
+than the deviation. A replica without rows has no effect. What is gathered grows with the number of
+replicas, so more than `MOST_GATHERED` replicas use two all-reduces instead: one for the mean, and
+one for the squared deviations from the mean.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from kerasdist.keras_compat import internals, ops
 
 Original = Callable[..., Any]
 
-# The rows of 64 replicas for 1,024 channels are 0.8 MB.
+# For 1,024 channels, 64 replicas send 0.8 MB together.
 # An all-gather of that size takes about as long as the start of a second small all-reduce.
 MOST_GATHERED = 64
 
 
 def layer_created(original: Original, layer: Any, *args: Any, **kwargs: Any) -> None:
-    """Lets a layer be synchronized in a scope, even if Keras refuses it on this backend."""
+    """Allows ``synchronized=True`` in a scope, even if Keras refuses it on this backend."""
     if keras_compat.KNOWS_SYNCHRONIZED or scoped_strategy() is None:
         original(layer, *args, **kwargs)
         return
@@ -49,7 +49,7 @@ def layer_created(original: Original, layer: Any, *args: Any, **kwargs: Any) -> 
 
 
 def statistics_options(options: dict[str, Any]) -> dict[str, Any]:
-    """Returns a variable's arguments, so that replicas average moving statistics."""
+    """Returns a variable's arguments, changed so that replicas average moving statistics."""
     strategy = scoped_strategy()
     if options.get("trainable", True) or strategy is None or strategy.num_replicas_in_sync == 1:
         return options
@@ -57,7 +57,7 @@ def statistics_options(options: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(maker, keras.layers.BatchNormalization):
         return options
     if strategy.options.batch_norm == "per_replica":
-        # Each assignment takes the mean of the replicas' values; `fit` weights the mean by rows.
+        # Each assignment stores the mean of the replicas' values, which `fit` weights by rows.
         return options | {"aggregation": "mean"}
     return options | {"aggregation": "mean", "synchronization": "on_read"}
 
@@ -65,8 +65,8 @@ def statistics_options(options: dict[str, Any]) -> dict[str, Any]:
 def called(original: Original, layer: keras.Layer, *args: object, **kwargs: object) -> Any:
     """Calls a layer. If the layer is synchronized, all replicas assign equal moving statistics.
 
-    In custom loops, statistics that were made outside of the scope behave as if they were made
-    inside.
+    In custom loops, moving statistics that were made outside of the scope behave as if they were
+    made inside.
     """
     replica = current.replica
     if replica is None:
@@ -104,7 +104,7 @@ def moments(original: Original, layer: Any, inputs: Any, mask: Any) -> tuple[Any
     if replica is None:
         if not layer.synchronized or keras_compat.KNOWS_SYNCHRONIZED:
             return original(layer, inputs, mask)
-        # Keras does not synchronize on this backend, but here `inputs` is the whole global batch.
+        # Keras cannot synchronize on this backend, but outside of replicas `inputs` has all rows.
         return global_moments(SoleReplica(), 1, inputs, reduced_axes(layer, inputs), mask)
     axes = reduced_axes(layer, inputs)
     if _is_synchronized(replica, layer):
@@ -153,11 +153,11 @@ def global_moments(
         count, mean, squares = _of_some(inputs, axes, mask)
     else:
         mean, variance = own
-        # The ones are made on the device, because a copy from the host would wait.
+        # The ones are made on the device, because this thread would wait for a copy from the host.
         count = ops.ones_like(mean) * _number(inputs, axes)
         squares = variance * count
 
-    # Each replica has one row: count, mean and sum of squares, each with one value per channel.
+    # Each replica sends one row: count, mean and squared deviations, with a value per channel.
     row = ops.stack([ops.broadcast_to(count, ops.shape(mean)), mean, squares])
     row = ops.reshape(row, (3, -1))
     if replicas <= MOST_GATHERED:
@@ -192,7 +192,7 @@ def combined(counts: Any, means: Any, squares: Any, added: float) -> tuple[Any, 
 
 
 def _of_some(inputs: Any, axes: Sequence[int], mask: Any) -> tuple[Any, Any, Any]:
-    """Returns count, mean and sum of squares of a replica's rows, masked ones left out."""
+    """Returns the count, mean and squared deviations of a replica's rows that are not masked."""
     if mask is None:
         count = ops.cast(_number(inputs, axes), inputs.dtype)
         weights = None

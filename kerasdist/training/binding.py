@@ -1,8 +1,8 @@
 """Binds an object to a strategy: gives the object a subclass of its class, with a mixin first.
 
-A model is not bound: it keeps its own class. A metric or a regularizer gets a new subclass, in
-which a class of kerasdist precedes the user's class. The subclass has the name and the module of
-the user's class, so that the object is saved, loaded and printed as before.
+A model is not bound: it keeps its own class. A metric or a regularizer gets a new subclass, whose
+first base is a mixin of kerasdist and whose second base is the user's class. The subclass has the
+name and the module of the user's class, so that the object is saved, loaded and printed as before.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ _bound: weakref.WeakKeyDictionary[type, weakref.WeakValueDictionary[tuple[type, 
 def bind(instance: object, front: type, *behind: type) -> None:
     """Gives an object a subclass of its class in which `front` comes first, unless it has one.
 
-    Each class of `behind` stands right before its own base class, which is also a base of the
-    object's class. So it gets each call that the object's class passes to that base by ``super()``.
+    Each class of `behind` has one base class, from which the object's class also derives. Its place
+    in the order of the bases is right before that base class, so it gets each call that the
+    object's class passes to the base class by ``super()``.
     """
     if not isinstance(instance, front):
         object.__setattr__(instance, "__class__", _bound_class(type(instance), front, behind))
 
 
 def _bound_class(own: type, front: type, behind: tuple[type, ...]) -> type:
-    """Returns the subclass of `own` with `front` before `own` and the other classes behind it."""
+    """Returns the subclass of `own` with `front` before it, and the classes of `behind`."""
     known = _bound.setdefault(own, weakref.WeakValueDictionary())
     bound = known.get((front, *behind))
     if bound is not None:

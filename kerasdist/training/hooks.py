@@ -1,4 +1,4 @@
-"""The hooks into Keras: one short function for each place in Keras that behaves differently here.
+"""The hooks into Keras: a short function for each place that behaves differently under a strategy.
 
 `install` installs the hooks when the first strategy is made. Outside of a strategy's models and
 replicas, every hook computes what plain Keras computes, and may also warn or refuse.
@@ -114,7 +114,7 @@ def _model_created(original: Original, kind: type, *args: object, **kwargs: obje
     if strategy is not None and strategy.replica_set is not None:
         strategy.is_used = True
         if strategy.num_replicas_in_sync > 1:
-            # checked here, because Keras hides errors that occur while layers are built
+            # A lack of what `fit` needs is reported now: Keras hides errors while it builds layers.
             keras_compat.require_each_fit()
         trainer_class = strategy.replica_set.trainer_class
         _install_trainer(trainer_class)
@@ -135,7 +135,7 @@ def _variable_created(
     if current.replica is not None and keras_compat.backend_name() == "torch":
         require_first_made(variable)
     is_apart = variable.synchronization == "on_read" and variable.aggregation == "none"
-    # TensorFlow's own variable already refuses such a read.
+    # On TensorFlow, the framework's variable itself refuses reads that need a common value.
     if has_copies and is_apart and keras_compat.backend_name() != "tensorflow":
         bind(variable, WithoutCommonValue)
     if strategy is not None:
@@ -164,7 +164,7 @@ def _compile(original: Original, model: keras.Model, *args: object, **kwargs: ob
 
 
 def _with_trainer(run: Callable[[Original, TrainerLike, inspect.BoundArguments], Any]) -> Any:
-    """Returns a hook that runs a call of a model with a trainer; plain Keras runs any other."""
+    """Returns a hook that calls `run` for a model with a trainer; plain Keras runs other models."""
 
     def hook(original: Original, model: keras.Model, *args: object, **kwargs: object) -> Any:
         trainer, name = trainer_of(model), original.__name__
@@ -195,7 +195,7 @@ def _fit(original: Original, trainer: TrainerLike, call: inspect.BoundArguments)
         )
         given["x"], given["y"], given["sample_weight"] = arrays
         given["validation_split"] = 0.0
-    # If a callback keeps backups, a restart goes on at this position in the data.
+    # If a callback keeps backups, `position` says where in the data a restarted run continues.
     position, validation = on_workers.positions_of(given)
     if given["validation_data"] is not None:
         x, y, weight = keras_compat.unpack_x_y_sample_weight(given["validation_data"])
@@ -217,7 +217,7 @@ def _fit(original: Original, trainer: TrainerLike, call: inspect.BoundArguments)
 
 
 def _set_verbosity(trainer: TrainerLike, given: dict[str, Any]) -> None:
-    """Lets only the chief print; "auto" means lines, because the launcher shows no bars."""
+    """Lets only the chief print; "auto" becomes lines, because launchers show no progress bars."""
     job = trainer.replicas.job
     if job is not None and not job.is_chief:
         given["verbose"] = 0
@@ -251,7 +251,7 @@ def _on_batch(original: Original, trainer: TrainerLike, call: inspect.BoundArgum
 def _plain(
     original: Original, model: keras.Model, args: Iterable[Any], kwargs: dict[str, Any]
 ) -> Any:
-    """Calls Keras's own function for a model without a strategy, on plain datasets."""
+    """Calls Keras's own function for a model without a strategy, with plain datasets."""
 
     def given(value: object) -> Any:
         return as_plain_keras(value) if isinstance(value, DistributedDataset) else value
@@ -264,7 +264,7 @@ def _plain(
 def _adapt(
     trainer: TrainerLike, given: dict[str, Any], steps: int | None, position: Position | None = None
 ) -> None:
-    """Replaces the arguments with the data by one data adapter, as Keras's loop does."""
+    """Puts one data adapter in the place of the arguments that hold data, as Keras's loop does."""
     taken = ("y", "sample_weight", "shuffle", "class_weight")
     arguments = {name: given[name] for name in taken if name in given}
     arguments.update(batch_size=given["batch_size"], steps_per_epoch=steps)
@@ -316,18 +316,19 @@ def _scale_by_optimizer(original: Original, optimizer: keras.Optimizer, loss: ob
         return original(optimizer, loss)
     is_weighted = isinstance(optimizer, keras_compat.LossScaleOptimizer)
     if is_weighted:
-        # The loss is weighted before it is scaled, which keeps float16 gradients small.
+        # The replica's weight is applied before the loss scale, so float16 gradients stay small.
         loss = numerics.weighted(loss, replica.local_batch.weight)
     loss = original(optimizer, loss)
     return replica.collectives.differentiated_loss(loss, is_weighted=is_weighted)
 
 
 def _scale_loss(original: Original, value: Any) -> Any:
-    """Divides a mean loss by the number of replicas. Keras itself divides only on TensorFlow."""
+    """Divides a mean loss by the number of replicas, which Keras itself does only on TensorFlow."""
     replica = current.replica
     if replica is None or replica.num_replicas_in_sync == 1:
         return original(value)
-    # In `fit` the gradients are weighted instead, or the loss if there is a LossScaleOptimizer.
+    # In `fit` the replicas' weights take the place of this division: they multiply the gradients,
+    # or the loss if there is a LossScaleOptimizer.
     return value / replica.num_replicas_in_sync if replica.local_batch is None else value
 
 

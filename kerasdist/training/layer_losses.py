@@ -5,8 +5,8 @@ replica. Inside a ``keras.StatelessScope`` of Keras or of the user (``stateless_
 step on JAX), Keras keeps these losses in that scope.
 
 The penalties L1 and L2 are means over the examples, because Keras divides them by the number of
-rows, so they need no change. Any other activity regularizer sees the rows of all replicas. Keras
-before 3.14 does not divide L1 and L2, so there these also see the rows of all replicas.
+rows, so they need no change. Any other activity regularizer gets the rows of all replicas. So do L1
+and L2 with a Keras before 3.14, which does not divide them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _MEANS = (
 
 
 def add_loss(original: Callable[..., Any], layer: keras.Layer, loss: object) -> None:
-    """Keeps a loss that a layer adds in its call, for each replica that shares the layer."""
+    """Keeps a loss that a layer adds in its call, separately for each replica."""
     if current.replica is not None:
         keras_compat.require_losses_of_layers()
     losses = _of_replica()
@@ -47,7 +47,7 @@ def add_loss(original: Callable[..., Any], layer: keras.Layer, loss: object) -> 
 
 
 def losses(original: Callable[..., list[Any]], layer: keras.Layer) -> list[Any]:
-    """Returns what a layer and its inner layers added in this replica, then the penalties."""
+    """Returns the losses that a layer and its inner layers added here, then those Keras keeps."""
     of_replica, others = _of_replica(), original(layer)
     if not of_replica:
         return others
@@ -66,7 +66,7 @@ def clear_losses(original: Callable[..., Any], layer: keras.Layer) -> None:
     layers = [layer, *keras_compat.flat_layers(layer)]
     for inner in layers:
         losses.pop(id(inner), None)
-    if current.trial is None:  # these losses come from a call before this step
+    if current.trial is None:  # Keras's own lists have losses of calls before this step
         if internals.LOSSES.path is not None:
             keras_compat.clear_losses_on(layers)
         else:
@@ -74,7 +74,7 @@ def clear_losses(original: Callable[..., Any], layer: keras.Layer) -> None:
 
 
 def hand_over(replicas: Sequence[ReplicaLike]) -> None:
-    """Stores the weighted mean of each added loss on its layer, where Keras's users look for it."""
+    """Stores the weighted mean of each added loss on its layer, so that `layer.losses` has it."""
     if current.trial is not None:
         return
     everyones = [replica.layer_losses for replica in replicas]
@@ -116,7 +116,7 @@ def _of_global_batch(penalty_of: Callable[[Any], Any], x: Any) -> Any:
     penalty = penalty_of(replica.collectives.all_gather(x))
     if not keras_compat.DIVIDES_ACTIVITY_PENALTY:
         return penalty
-    # Keras divides by the rows of this replica; the weight turns that into the global batch's rows.
+    # Keras will divide by this replica's rows; with the weight, that divides by all replicas' rows.
     return numerics.weighted(penalty, replica.local_batch.weight)
 
 
@@ -136,8 +136,8 @@ def _function_of_global_batch(own: Callable[[Any], Any]) -> Callable[[Any], Any]
 
 
 def prepare(model: keras.Model) -> None:
-    """Lets the activity regularizers in a model see the global batch."""
-    internals.LOSSES.is_there()  # Looked up here, since torch's compiler cannot follow the search.
+    """Lets the activity regularizers in a model get the rows of the global batch."""
+    internals.LOSSES.is_there()  # Looked up now, because torch's compiler cannot follow the search.
     for layer in [model, *keras_compat.flat_layers(model)]:
         own = layer.activity_regularizer
         if own is None or type(own) in _MEANS or isinstance(own, GlobalBatchRegularizer):

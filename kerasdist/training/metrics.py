@@ -1,14 +1,15 @@
-"""Metrics on replicas: Keras's own add up their states, others see the global batch.
+"""Metrics on replicas: Keras's own metrics sum their states, others see the global batch.
 
 In a step of `fit`, a metric returns its result over all replicas. So all values that a step
 computes from the result, under any name, are the same as on one device.
 
-The state of a metric that Keras ships is a sum over examples. (For the few functions to which
-`ReplicatedWrapper` gives all rows it is a sum over batches.) So each replica updates its own state
-with its own rows, and a read adds the states of all replicas. The state of any other metric may be
-something else, such as a maximum or a set. If such a metric belongs to a model that `fit` trains,
-each replica updates it with the gathered rows of the global batch. In custom loops it works as in
-``tf.distribute``: each replica updates its own state, and a read adds the states.
+The state of a metric that Keras ships is a sum over examples. (A few functions mix examples;
+`ReplicatedWrapper` gives them all rows, and their state is a sum over batches.) So each replica
+updates its own state with its own rows, and a read adds the states of all replicas. The state of
+any other metric may be something else, such as a maximum or a set. If such a metric belongs to a
+model that `fit` trains, each replica updates it with the gathered rows of the global batch. In
+custom loops it works as in ``tf.distribute``: each replica updates its own state, and a read adds
+the states.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from kerasdist.training.binding import bind
 if TYPE_CHECKING:
     from kerasdist.api.strategy import Strategy
 
-# Metrics of models that `fit` trains or evaluates, if their state is equal on all replicas.
+# The metrics that `fit` updates with the global batch, so that all replicas have the same state.
 _of_global_batch: WeakSet[Any] = WeakSet()
 
 # Whether the user's function in a ``MeanMetricWrapper`` returns one value for all examples.
@@ -38,7 +39,7 @@ _returns_scalar: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
 
 
 class ReplicatedMetric:
-    """A mixin for any metric: in a step of `fit`, a replica gets the result over all replicas."""
+    """A mixin for any metric: in a step of `fit`, its result is that of all replicas' rows."""
 
     def result(self) -> Any:
         """Returns the result over all replicas, all of which must call this method."""
@@ -49,14 +50,14 @@ class ReplicatedMetric:
             return super().result()  # type: ignore[misc]
 
     def reset_state(self) -> None:
-        """Resets the state, also on an empty replica."""
+        """Resets the state on all replicas, even on empty ones."""
         replica = current.fit_replica
         with nullcontext() if replica is None else replica.collectives.equal_writes():
             super().reset_state()  # type: ignore[misc]
 
 
 class ReplicatedMean(keras.metrics.Mean):
-    """Comes before `keras.metrics.Mean` in the bases of a metric; weights its values."""
+    """Precedes `keras.metrics.Mean` in a metric's bases; gives values the replica's weight."""
 
     def update_state(self, values: Any, sample_weight: Any = None) -> Any:
         """Adds this replica's values with the replica's weight."""
@@ -64,7 +65,7 @@ class ReplicatedMean(keras.metrics.Mean):
 
 
 class ReplicatedSum(keras.metrics.Sum):
-    """Comes before `keras.metrics.Sum` in the bases of a metric; weights its values."""
+    """Precedes `keras.metrics.Sum` in a metric's bases; gives values the replica's weight."""
 
     def update_state(self, values: Any, sample_weight: Any = None) -> Any:
         """Adds this replica's values with the replica's weight."""
@@ -72,10 +73,10 @@ class ReplicatedSum(keras.metrics.Sum):
 
 
 class ReplicatedWrapper(keras.metrics.MeanMetricWrapper):
-    """Comes before `keras.metrics.MeanMetricWrapper` in the bases of a metric."""
+    """Precedes `keras.metrics.MeanMetricWrapper` in a metric's bases; may give it all rows."""
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
-        """Updates the state by the function's values, each replica its own state in `fit`.
+        """Updates the state by the function's values; in `fit` each replica updates its own state.
 
         A function that returns one value per example is exact on the replica's own rows. A function
         that may mix examples gets the rows of all replicas, all of which must call this method. The
@@ -96,7 +97,8 @@ class ReplicatedWrapper(keras.metrics.MeanMetricWrapper):
                 return super().update_state(*rows)
         is_bare = sample_weight is None and _is_one_row(y_pred)
         if is_bare and keras_compat.get_keras_mask(y_pred) is None:
-            # A user's function may return a scalar if there is a single row.
+            # For a single row, a user's function may return a scalar. With a weight for the row,
+            # `Mean` takes the scalar as the value of the row.
             sample_weight = None if keras_compat.is_builtin(function) else ops.ones((1,))
         return super().update_state(y_true, y_pred, sample_weight)
 
@@ -105,16 +107,16 @@ _KINDS = (ReplicatedWrapper, ReplicatedMean, ReplicatedSum)
 
 
 def _bind(metric: keras.Metric) -> None:
-    """Lets a metric return results over all replicas, and take updates by a replica's rows."""
+    """Lets replicas update a metric with their own rows, and get its result over all replicas."""
     behind = [one for one in _KINDS if isinstance(metric, one.__bases__)]
     if ReplicatedWrapper in behind and keras_compat.is_of_examples(metric):
-        # the functions of Keras's own metrics are known
+        # This metric of Keras has a function that returns one value per example.
         behind.remove(ReplicatedWrapper)
     bind(metric, ReplicatedMetric, *behind)
 
 
 class KnownValues(keras.StatelessScope):
-    """Gives some variables other values to read; the outer scope does everything else."""
+    """A scope in which some variables have other values; all else is left to the outer scope."""
 
     def __init__(self, values: Iterable[tuple[Any, Any]]) -> None:
         super().__init__(values, initialize_variables=False)
@@ -139,7 +141,7 @@ class KnownValues(keras.StatelessScope):
 
 @contextmanager
 def summed(replica: ReplicaLike, metrics: Iterable[Any]) -> Iterator[None]:
-    """Lets a replica's step of `fit` read the metrics' state as its sum over the replicas.
+    """In this context, a replica reads the state of metrics as the sum over all replicas.
 
     All replicas must call this function. Nested calls do not sum the same variable again.
     """
@@ -173,7 +175,7 @@ class GlobalBatchMetric:
             return super().update_state(*args, **kwargs)  # type: ignore[misc]
 
     def add_variable(self, *args: object, **kwargs: object) -> Any:
-        """Makes a state variable, which is not summed on reading if it is equal on all replicas."""
+        """Makes a state variable; a read does not sum it if it is equal on all replicas."""
         if self in _of_global_batch:
             kwargs["aggregation"] = "only_first_replica"
         return super().add_variable(*args, **kwargs)  # type: ignore[misc]
@@ -211,7 +213,7 @@ def _use_global_batch(metric: keras.Metric, strategy: Strategy) -> None:
     _of_global_batch.add(metric)
     for variable in metric.variables:
         if variable.aggregation == "sum":
-            # The variable's own value would be the sum over the replicas.
+            # To read the variable itself would give the sum over the replicas.
             value = ops.convert_to_numpy(strategy.runner.local_results(variable)[0])
             keras_compat.change_aggregation(variable, "only_first_replica", value)
 
@@ -229,10 +231,10 @@ def metric_created(
 def _mixes(
     metric: keras.Metric, function: Any, arguments: dict[str, Any], y_true: Any, y_pred: Any
 ) -> bool:
-    """Returns whether a metric's function mixes rows, as a user's may if it returns a scalar.
+    """Returns whether a metric's function may mix rows, as a user's that returns a scalar.
 
-    All replicas must come to the same answer, although with one row any function may return a
-    scalar.
+    All replicas must come to the same answer. With a single row any function may return a scalar,
+    so it is then called with the row repeated.
     """
     if keras_compat.is_builtin(function):
         return keras_compat.mixes_examples(function, arguments, y_pred)
@@ -261,7 +263,8 @@ def _shared(values: Any, sample_weight: Any) -> tuple[Any, Any]:
     weight = replica.local_batch.weight
     if ops.ndim(values) > 0:
         if not isinstance(weight, float) and _is_number_of_rows(sample_weight):
-            # Keras weights an unreduced loss by its rows; a stand-in row does not count.
+            # Keras weights an unreduced loss by its number of rows. An empty replica has one row
+            # in place of none, which must not count.
             sample_weight = ops.where(weight > 0, sample_weight, ops.zeros_like(sample_weight))
     else:
         if not isinstance(weight, float):

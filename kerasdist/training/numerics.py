@@ -62,8 +62,8 @@ def per_weight(value: Any, weight: Any) -> Any:
 def call_loss(original: Callable[..., Any], loss: Any, y_true: Any, y_pred: Any) -> Any:
     """Calls a loss made from a function; if Keras's function mixes examples, it gets all rows.
 
-    All replicas must call this function. A function that gets all rows returns one value for all of
-    them; only `circle` has a value for each row, of which this replica's are returned.
+    All replicas must call this function. Most functions that mix examples return one value for all
+    rows. Only `circle` returns a value for each row; of these, this replica's are returned.
     """
     replica = current.fit_replica
     if replica is None or getattr(loss.fn, "__name__", "") not in keras_compat.MIXING:
@@ -118,9 +118,9 @@ def reduce_loss(  # noqa: PLR0917  Keras's parameters
 ) -> Any:
     """Reduces a Keras loss so that the weighted mean over the replicas is the loss of one device.
 
-    All replicas must call this function, because some reductions need the sum of the divisors. The
-    values have the shape ``(n, ...)``, for each example or step; a scalar counts as the mean of the
-    replica's values.
+    All replicas must call this function, because some reductions need the sum of the divisors.
+    `values` has the shape ``(n, ...)``, with a value for each example or time step; a scalar counts
+    as the mean of the replica's values.
     """
     replica = current.fit_replica
     if current.replica is not None and current.replica.num_replicas_in_sync > 1:
@@ -134,8 +134,8 @@ def reduce_loss(  # noqa: PLR0917  Keras's parameters
     is_reduced = len(values.shape) == 0 and sample_weight is None and mask is None
     if reduction in (None, "none") or is_reduced:
         return original(values, sample_weight, mask, reduction, dtype)
-    # Sample weights may all be zero, and before Keras 3.15 0 / 0 has a NaN gradient on PyTorch.
-    # So the loss is a sum, divided once, by the sum of the weights of all replicas.
+    # A replica's sample weights may all be zero; before Keras 3.15, 0 / 0 has a NaN gradient on
+    # PyTorch. So Keras only sums, and the sum is divided once, by the weights of all replicas.
     divides_sum = reduction == _WEIGHTED_MEAN and not (sample_weight is None and mask is None)
     own_reduction = "sum" if divides_sum else reduction
     loss = original(values, sample_weight, mask, own_reduction, dtype)

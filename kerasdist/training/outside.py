@@ -43,7 +43,7 @@ def require_one_distribution(strategy: object) -> None:
 
 
 def require_unwrapped() -> None:
-    """Refuses a model made outside of the scope if Keras would train it in the job's group."""
+    """Refuses a model made outside of the scope if Keras would distribute it over the job."""
     wraps = keras_compat.internals.INITIALIZE_DDP
     is_here = keras_compat.backend_name() in wraps.backends
     if is_here and current_job() is not None and wraps.is_gone():
@@ -51,9 +51,10 @@ def require_unwrapped() -> None:
 
 
 def warn(model: keras.Model, call: str) -> None:
-    """Warns once that a model trains on one device, unless the user clearly wants that.
+    """Warns once that a model runs on one device; in a job, raises an error for training.
 
-    The user clearly wants this if another model was made in the scope of the existing strategy.
+    There is no warning if another model was made in the strategy's scope, because then the user
+    clearly wants this model on one device.
     """
     here = context.strategy_in_force()
     strategy = here if here.num_replicas_in_sync > 1 else ownership.unused_strategy()

@@ -1,7 +1,8 @@
-"""A model's calls in training, for some examples at a time: how many passes, and what is refused.
+"""Training in passes: how many rows a pass has, and which models are refused.
 
-A backend's trainer makes the passes. If a layer used other rows of the batch, or kept state of its
-call, the passes would give other results than one call. So this raises an error if it is seen.
+A pass calls the model for some of a replica's rows; a backend's trainer makes the passes. If a
+layer depends on other rows of the batch, or keeps state from its calls, passes give other results
+than one call. Such layers raise an error once they are seen.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from kerasdist.errors import UnsupportedError
 
 
 def most_rows(trainer: TrainerLike) -> int | None:
-    """Returns how many rows a replica has in a pass at most; None: a call is one pass."""
+    """Returns the most rows of a replica that one pass may have; None if a call is one pass."""
     if current.trial is not None and not current.trial.makes_passes:
         return None
     most = config.most_examples_at_once()
@@ -35,7 +36,7 @@ def rows_of(args: Sequence[Any]) -> int:
 
 
 def require_rows_alone(model: Any) -> None:
-    """Refuses layers and losses that depend on more rows than a pass has, before computing."""
+    """Refuses, before a step runs, layers and losses that depend on more rows than a pass has."""
     for layer in keras_compat.flat_layers(model):
         if isinstance(layer, keras.layers.BatchNormalization) and layer.trainable:
             raise refused(f"layer={layer.name!r}, which normalizes by the whole global batch")
@@ -53,8 +54,8 @@ def require_nothing_kept(
 ) -> None:
     """Refuses a call that changes a seed, statistics or another state, or that adds a loss.
 
-    `changed`: whether each variable that is not trainable has changed, followed by the variables of
-    `metrics`.
+    `changed` has an entry for each variable that is not trainable, then one for each of `metrics`:
+    whether the call has changed it.
     """
     state = [*model.non_trainable_variables, *metrics]
     for variable, is_changed in zip(state, changed, strict=True):

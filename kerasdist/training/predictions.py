@@ -1,4 +1,4 @@
-"""`kerasdist.predict_to`: each worker hands on its own predictions and keeps none."""
+"""`kerasdist.predict_to`: each worker passes its own predictions to a function and keeps none."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def predict_to(
     *,
     batch_size: int = 32,
 ) -> None:
-    """Predicts as ``model.predict`` does, but hands each batch's rows to a function and keeps none.
+    """Predicts as ``model.predict`` does, but passes each batch's outputs to `write`, keeping none.
 
     ``predict`` keeps all predictions until it returns, and in a job every worker has all of them.
-    Here each worker gets the rows of its own replicas, batch by batch, together with the numbers of
-    these rows. All workers together write each row once. In a job all workers must call this
-    function, with equal `x`.
+    ``predict_to`` calls `write` on each worker for the rows of the worker's own replicas, batch by
+    batch, with the numbers of these rows. All workers together write each row once. In a job all
+    workers must call ``predict_to``, with equal `x`.
 
     Example::
 

@@ -18,11 +18,11 @@ from kerasdist.core.context import current
 from kerasdist.keras_compat import internals, ops
 
 # The distance between the seeds of two replicas: the 32-bit golden ratio, halved to fit int32.
-# A large distance is needed, because a replica's seeds count up to the next replica's.
-# Also, torch's generator takes the sum of the two parts of a seed.
+# The distance must be large: torch's generator adds the two numbers of a seed, and one of them
+# counts up, so with a small distance a replica would repeat the draws of the next one.
 _STRIDE = 0x4F1BBCDC
 
-# For each random function of Keras's backend: the argument whose first size is that of the rows.
+# For each random function of Keras's backend: the argument whose first axis is that of the rows.
 _SIZED_BY = {
     "normal": "shape",
     "uniform": "shape",
@@ -65,7 +65,7 @@ def draw_rows(original: Callable[..., Any], *args: object, **kwargs: object) -> 
 
 
 def _wants_rows(replica: Any) -> bool:
-    """Returns whether a replica shares a global batch, and shall draw as one device does."""
+    """Returns whether a replica has rows of a global batch and must draw as one device does."""
     if replica is None or replica.local_batch is None or replica.num_replicas_in_sync == 1:
         return False
     return config.draws() == "global"
@@ -80,10 +80,10 @@ def _drawn_for_all(original: Callable[..., Any], call: inspect.BoundArguments) -
 
 
 def _span(count: Any, replica: Any) -> tuple[Any, Any]:
-    """Returns how many entries one device has if a replica has `count`; and the replica's offset.
+    """Returns how many entries one device draws where a replica draws `count`, and the offset.
 
-    A count that is not a multiple of the replica's rows, as for noise on weights, is returned
-    unchanged.
+    The offset is that of the replica's entries. A `count` that is not a multiple of the replica's
+    rows, as for noise on weights, is returned unchanged, with offset 0.
     """
     size, total = replica.local_batch.size, replica.local_batch.total
     if all(isinstance(one, int) for one in (count, size, total)):
@@ -111,7 +111,7 @@ def _is_one_for_all(noise: object, rows: object) -> bool:
 def draw_seed(
     original: Callable[..., Any], generator: object, *args: object, **kwargs: object
 ) -> Any:
-    """Draws the next seed, which on replica 0 is the seed of one device.
+    """Draws the next seed; replica 0 gets the seed that one device would draw.
 
     Returns an integer tensor of shape ``(2,)``.
     """
@@ -141,7 +141,7 @@ def require_draws(model: Any) -> None:
 
 @cache
 def _require_places() -> None:
-    if keras_compat.backend_name() != "jax":  # on JAX, draws need nothing else
+    if keras_compat.backend_name() != "jax":  # on JAX, draws need no private part of Keras
         internals.RANDOM.require()
         internals.SEED_GENERATOR.require()
 

@@ -1,12 +1,12 @@
 """Saving in a job: the file is complete, whichever workers call `save`.
 
-Where all workers save to one path, the chief writes and the others wait until it has. Where each
-has a path of its own, or one of them saves alone, each writes its own file. See ADR 15.
+If all workers save to one path, the chief writes the file and the others wait for it. If each
+worker has a path of its own, or only one worker saves, each writes its own file. See ADR 15.
 
-Models of KerasHub write files by methods of their own. For the format of Hugging Face they make a
-dictionary of all weights, and then a file of it. Here KerasHub sees symbols in the place of
-variables, so that the dictionary says how each entry is made, and one after another is made and
-written. KerasHub's own code writes the other files.
+Models of KerasHub have methods of their own that write files. For Hugging Face's format, such a
+method puts all weights into a dictionary and writes this to a file. kerasdist gives the method
+symbolic tensors in the place of variables. So the dictionary says how each entry is computed, and
+the entries are computed and written one by one. KerasHub's own code writes the other files.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def save(
     if job is None or not isinstance(filepath, str | os.PathLike):
         return original(model, filepath, *args, **kwargs)
     path = os.fspath(filepath)
-    # a callback of kerasdist saves on the chief alone
+    # A temporary name: a callback of kerasdist saves, and does so on the chief alone.
     if whole_files.is_unfinished(path):
         return original(model, filepath, *args, **kwargs)
     if not whole_files.is_remote(path):
@@ -68,11 +68,12 @@ def save(
     def write() -> None:
         # `replacing` writes to the target of a link, so the target's folder is checked.
         if all_read and not (makes_folders or os.access(Path(path).resolve().parent, os.W_OK)):
-            # Writing fails below before any read, but the other workers wait in their reads.
+            # The write below will fail before it reads a variable. The other workers wait for
+            # this worker's reads, so they are made here.
             with tempfile.TemporaryDirectory() as folder:
                 write_into(folder)
         if not is_one_file or Path(path).is_dir():
-            # No temporary name is used, because to replace a folder would remove other files in it.
+            # No temporary name is used, because replacing a folder would remove other files in it.
             original(model, path, *args, **kwargs)
             return
         with whole_files.replacing(path) as name:
@@ -84,8 +85,8 @@ def save(
     if job.is_chief:
         job.write_for_all(write, path)
     elif all_read:
-        # This worker takes part in the chief's reads.
-        # The worker's own copy is used if the worker cannot see the chief's file.
+        # The chief's reads need this worker, so it saves too, to a temporary folder.
+        # If this worker cannot see the chief's file, it moves its own copy to the path.
         with tempfile.TemporaryDirectory() as folder:
             write_into(folder)
             if not job.is_written_by_chief(path):
@@ -109,7 +110,7 @@ def refuse_save(
 
 
 def _is_one_file(function: str, *args: object, **kwargs: object) -> bool:
-    """Returns whether a function of Keras writes only the path that its argument names."""
+    """Returns whether a function of Keras writes a single file, at the path it is given."""
     if function == "save_weights_only":
         max_shard_size = args[0] if args else kwargs.get("max_shard_size")
         return max_shard_size is None
@@ -117,7 +118,7 @@ def _is_one_file(function: str, *args: object, **kwargs: object) -> bool:
 
 
 def hook(kind: type) -> None:
-    """Lets a class of KerasHub's write its files on the workers that must."""
+    """Makes a model class of KerasHub write its files only on the workers that must write them."""
     for name in (_EXPORT, _ADAPTERS) if hasattr(kind, _EXPORT) else ():
         for owner in kind.__mro__:
             original = vars(owner).get(name)
@@ -153,7 +154,7 @@ def _export(original: Original, model: keras.Model, path: str) -> None:
             )
     parent, symbols = Path(path).parent, _Symbols()
     parent.mkdir(parents=True, exist_ok=True)
-    # In a folder of its own first: KerasHub's file has no weights.
+    # KerasHub writes to a temporary folder, because its file of weights has no weights yet.
     with tempfile.TemporaryDirectory(prefix="unfinished-", dir=parent) as folder:
         with _without_weights(model, symbols) as entries:
             original(model, folder)
@@ -165,7 +166,7 @@ def _export(original: Original, model: keras.Model, path: str) -> None:
 
 @final
 class _Seen:
-    """A layer in which symbols stand for variables; with adapters, they stand for merged ones."""
+    """A layer with symbols in the place of its variables; a weight's includes its LoRA adapters."""
 
     def __init__(self, layer: keras.Layer, symbols: _Symbols) -> None:
         self._layer = layer
@@ -183,17 +184,17 @@ class _Seen:
         if name == merged:
             return getattr(type(layer), name).fget(self)
         found = symbols.of(getattr(layer, name))
-        if name == "weights" and isinstance(found, list):  # the first has the adapters beside it
+        if name == "weights" and isinstance(found, list):  # the adapters belong to the first weight
             return [getattr(self, merged), *found[1:]]
         return found
 
 
 @final
 class _Symbols:
-    """The symbols of variables.
+    """Makes one symbolic tensor for each variable.
 
     Attributes:
-        variables: Those that have one, by its id.
+        variables: The variables that have a symbol, by the id of the symbol.
     """
 
     def __init__(self) -> None:
@@ -201,7 +202,7 @@ class _Symbols:
         self._known: dict[int, keras.KerasTensor] = {}
 
     def of(self, value: object) -> object:
-        """Returns a value with symbols in the place of variables, also of variables in layers."""
+        """Returns a value with symbols in the place of variables, even of variables in layers."""
         if isinstance(value, keras.Variable):
             symbol = self._known.get(id(value))
             if symbol is None:
@@ -236,7 +237,7 @@ def _without_weights(
         entries.update(known(symbols.of(backbone), **options))
         return {"none": keras.ops.zeros((1,))}
 
-    if known is not None:  # KerasHub refuses the others
+    if known is not None:  # otherwise KerasHub itself refuses the model
         exporters[kind] = note
     try:
         yield entries
@@ -246,7 +247,7 @@ def _without_weights(
 
 
 def _write(path: Path, entries: Mapping[str, keras.KerasTensor], symbols: _Symbols) -> None:
-    """Writes a file of safetensors, whose entries are made one by one.
+    """Writes a file of safetensors, whose entries are computed one by one.
 
     Source: https://github.com/huggingface/safetensors#format
     """
@@ -258,7 +259,7 @@ def _write(path: Path, entries: Mapping[str, keras.KerasTensor], symbols: _Symbo
         header[name] = {"dtype": kind, "shape": shape, "data_offsets": [begin, end]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    path.unlink()  # KerasHub's, which may have other permissions than a new file
+    path.unlink()  # KerasHub's file may have other permissions than a new file
     with path.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for entry in entries.values():

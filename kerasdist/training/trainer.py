@@ -52,15 +52,15 @@ class ReplicatedTrainer:
         model: The Keras model.
         strategy: The strategy under which the model was made.
         replicas: The strategy's replica set.
-        given_metrics: What ``compile`` got as metrics and weighted metrics, None for an output
-            without.
-        made: Which of ``make_train_function`` and its like have made the trainer's function.
-        most_rows: How many rows a replica has in a pass, where that was found; None: all.
+        given_metrics: The metrics and weighted metrics that ``compile`` got, flattened; None stands
+            for an output without metrics.
+        made: The names of `STEPS` for which the trainer has made its function.
+        most_rows: The most rows of a replica in one pass, found by a trial; None for all rows.
         most_examples: The largest batch, in examples, for which `most_rows` is known.
         runs_builtin_steps: Whether no user-defined code changes what a step reports; known once
             a step has been made.
-        sums_metrics: Whether steps sum the metrics over processes already, so that Keras's results
-            need not.
+        sums_metrics: Whether steps already sum the metrics over processes, so that Keras must not
+            sum them again when it reads the results.
     """
 
     # The hooks are listed under these names in the table of patches. Each backend's class makes the
@@ -133,7 +133,7 @@ class ReplicatedTrainer:
     @contextmanager
     def building(self) -> Generator[None]:
         """Opens the scope, so that the variables that building makes belong to the strategy."""
-        # In a replica, whose step may train another model, the strategy is already in force.
+        # A replica's step may build another model; there the strategy is already in force.
         with (
             self.strategy.scope() if current.replica is None else nullcontext(),
             nullcontext() if current.replicas else whole_step(self.strategy),
@@ -151,8 +151,8 @@ class ReplicatedTrainer:
     ) -> Any:
         """Computes the loss of `compile`; a single target for several outputs becomes a list.
 
-        Keras 3.15 takes an eager tensor for a list of targets if it has as many rows as there are
-        outputs. A replica may have as many rows as there are outputs even if the global batch does
+        Keras 3.15 takes an eager tensor for a list of targets if the tensor has as many rows as the
+        model has outputs. A replica's rows may be that many even if those of the global batch are
         not.
         """
         nested = keras.tree.is_nested
@@ -178,7 +178,7 @@ class ReplicatedTrainer:
             return original()
 
     def keep_rows(self, rows: int | None, examples: int) -> None:
-        """Sets the number of rows that a replica has in a pass, for batches of `examples` examples.
+        """Sets `most_rows`, which was found for batches of `examples` examples.
 
         The models inside of this one get the same number, because its step may call them directly.
         """
@@ -208,9 +208,9 @@ def _symbol(leaf: Any) -> Any:
 
 
 def defined_by_user(instance: object, name: str) -> Any:
-    """Returns an object's attribute as defined by the user or by Keras, None if there is none.
+    """Returns an object's attribute as the user or Keras defines it, None if neither does.
 
-    An attribute set on the object itself comes before one of its classes.
+    An attribute that is set on the object itself precedes one of its class.
     """
     own = getattr(instance, "__dict__", {}).get(name)
     return defined_by_class(type(instance), name) if own is None else own

@@ -65,12 +65,12 @@ def calling(
     model, *_ = call.args
     is_inner = job.is_watched
     with job.translating_failures(name):
-        if is_inner:  # In `fit`, this worker's data may have ended before the others'.
+        if is_inner:  # a call within `fit`, which this worker may have come to with fewer batches
             replicas.first_batches.require_equal_since(f"the call of {name}")
         else:
             replicas.first_batches.history.clear()
         own = {} if is_inner else description.facts_of(model, anew=name == "fit")
-        # Without this, workers with more variables would wait in the first step.
+        # Otherwise a worker with more new variables would wait for the others in the first step.
         own["new variables in the scope"] = len(replicas.initial_broadcast.waiting())
         _agree(job, name, model, own, {**facts, **_of_data(call.arguments)})
         if not is_inner:

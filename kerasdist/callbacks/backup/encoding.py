@@ -79,15 +79,15 @@ class Encoder:
     def __init__(
         self, leave_out: Sequence[object] = (), there: Container[tuple[str, object]] | None = None
     ) -> None:
-        """Stores what is saved elsewhere, and which of a script's values to fill (None: all)."""
+        """Stores values that are saved elsewhere, and the script's values to fill (None: all)."""
         self.lost: dict[str, str] = {}
         self.filled: set[tuple[str, object]] = set()
         self.tied: set[frozenset[str]] = set()
         self._there = there
         self._attribute = ""
         self._is_state = False
-        # Each value with its form, place and attribute.
-        # The values are kept, so that no other gets their ids.
+        # Each value with its form, place and attribute, by the value's id. The values are kept,
+        # because another object could get the id of a value that no longer exists.
         self._seen: dict[int, tuple[object, Form, str, str]] = {
             id(one): (one, SKIPPED, "", "") for one in leave_out
         }
@@ -159,17 +159,17 @@ class Encoder:
         return {_TAG: "same", "as": form.setdefault("named", first)}
 
     def _state(self, state: object, where: str, depth: int = _DEPTH) -> Form:
-        """Returns the form of the dict that `state_dict()` has made only for this call."""
+        """Returns the form of a state that was made only to be saved, such as by `state_dict()`."""
         before, self._is_state = self._is_state, True
         form = self.encode(state, where, depth)
         self._is_state = before
         return form
 
     def _is_there(self, value: object, where: str) -> bool:
-        """Returns whether the script makes a value of this type here, which can be filled.
+        """Returns whether the script itself makes a value of this type here, which can be filled.
 
-        An object of Keras must also have as many variables; an optimizer gets its variables in its
-        first update.
+        An object of Keras must also have the same number of variables, which an optimizer gets only
+        in its first update.
         """
         count = len(_variables(value)) if isinstance(value, _OF_KERAS) else None
         one = where, (type(value), count)
@@ -193,7 +193,7 @@ class Encoder:
         return SKIPPED if form == SKIPPED else form
 
     def _of_object(self, value: Any, state: object, where: str, depth: int) -> Form:
-        # on a device, in the case of PyTorch
+        # a tensor of TensorFlow or JAX, or one of PyTorch that is not on the CPU
         if ops.is_tensor(value) and not getattr(value, "is_cpu", False):
             return {_TAG: "tensor", "value": self._array(ops.convert_to_numpy(value), where)}
         if isinstance(value, np.random.Generator):
@@ -258,7 +258,7 @@ def filled(form: object, arrays: Sequence[np.ndarray | None]) -> Any:
 def decode(form: object, current: object = None, named: dict[str, Any] | None = None) -> Any:
     """Converts a form back to a value; a value that is still the script's own is filled in place.
 
-    ``named`` has the values of this object that other attributes also hold.
+    ``named`` has the values that several attributes of an object hold, by the first place of each.
     """
     if not isinstance(form, dict):
         return form
@@ -365,7 +365,11 @@ def _variables(value: Any) -> Sequence[Any]:
 
 
 def _is_of_python(value: object) -> bool:
-    """Returns whether an object consists only of its attributes, by the same rule as `copy`."""
+    """Returns whether an object's attributes are its whole state.
+
+    Its type must have Python's default `__reduce_ex__`, which `copy` uses too, and this must accept
+    the object.
+    """
     kind = type(value)
     if kind.__reduce__ is not object.__reduce__ or kind.__reduce_ex__ is not object.__reduce_ex__:
         return False
@@ -388,8 +392,8 @@ _MUTABLE = (*_FILLED, bytearray, np.random.Generator, np.random.RandomState, ran
 # Attributes that Keras and the base class of callbacks set.
 _OF_THE_CALL = frozenset(("params", "_model", "validation_data"))
 
-# Handles of open files, and attributes that Keras's callbacks derive from their arguments.
-# Keras derives them when the first epoch ends (`_set_monitor_op` changes `min_delta`).
+# Attributes that Keras's callbacks derive from their arguments when the first epoch ends
+# (`_set_monitor_op` changes `min_delta`), and handles of open files.
 _OF_MONITOR = frozenset(("monitor_op", "min_delta"))
 _OF_CSV = frozenset(("csv_file", "writer", "append_header"))
 _COUNTS_OF_TENSORBOARD = ("_global_train_batch", "_global_test_batch", "_previous_epoch_iterations")
@@ -415,7 +419,7 @@ class Remembering:
         ]
         self._elsewhere = [*elsewhere, *self._objects]
         self._there: list[Container[tuple[str, object]] | None] = [None] * len(self._objects)
-        # The values of `_there`, which are kept so that their replacements do not get their ids.
+        # Keeps the values of `_there` alive, because other objects could get their ids.
         self._held: list[object] = []
         self._lost: list[Mapping[str, str]] = []
         self._at_begin: list[dict[str, int]] = []
@@ -539,7 +543,7 @@ def _lines_elsewhere(callback: object) -> list[str]:
 
 
 def _closures(callback: object) -> list[str]:
-    """Returns the variables over which the functions of a LambdaCallback close."""
+    """Returns the mutable variables that the functions of a LambdaCallback close over."""
     found = {}
     if not isinstance(callback, keras.callbacks.LambdaCallback):
         return []

@@ -50,7 +50,7 @@ def is_same(
     """Returns whether a backup belongs to this call; warns of differences that may matter.
 
     Raises:
-        BackupError: If it belongs to another call, unless only its weights are wanted.
+        BackupError: If the backup belongs to another call, unless only its weights are wanted.
     """
     apart = list(_differences(there, json.loads(json.dumps(here))))
     refused = [said for kind, said in apart if kind == "refused"]
@@ -91,7 +91,7 @@ def _listed(differences: list[str]) -> str:
 def _differences(
     there: object, here: object, path: str = "", kind: str = "refused"
 ) -> Iterator[tuple[str, str]]:
-    """Yields, for each difference between facts, how much it matters, and a text."""
+    """Yields, for each difference between facts, its kind (how much it matters) and a text."""
     if isinstance(there, dict) and isinstance(here, dict):
         for name in dict.fromkeys([*there, *here]):
             inner = "doubted" if name in _MAY_DIFFER else kind

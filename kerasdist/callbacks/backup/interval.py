@@ -1,8 +1,9 @@
 """Decides after how many batches a backup is due, and chooses this number if the user sets none.
 
 The number is chosen once for a run, after its first backup, and later backups contain it. So a
-restarted run saves its backups at the same batches as an uninterrupted run. If each process chose
-the number anew, clocks would decide at which batches sums of metrics are rounded.
+restarted run saves its backups at the same batches as an uninterrupted run. This matters because
+sums of metrics are rounded at a backup; if each process chose the number anew, the time that it
+measures would decide at which batches that happens.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Literal, final
 
-# The hours that one device is assumed to run between two failures: a guess on the careful side.
+# The hours that one device is assumed to run between two failures: a cautious guess.
 # Llama 3's 16,384 GPUs were interrupted 419 times in 54 days, once in 50,000 hours of a GPU.
 # (Grattafiori et al. 2024, "The Llama 3 Herd of Models".) Spot machines fail far more often.
 DEVICE_HOURS = 8_000.0
@@ -68,7 +69,7 @@ class Interval:
         self._since: float | None = None
 
     def train_begins(self, at_once: int, replicas: int, kept: Sequence[int] | None) -> None:
-        """Restores the values of a backup; ``at_once`` is the number of batches per call."""
+        """Restores the values of a backup; ``at_once`` is the number of batches of each call."""
         self._passed = self._last = self._trained = 0
         self._at_once, self._replicas, self._since = at_once, replicas, None
         if self._is_auto:
@@ -102,7 +103,7 @@ class Interval:
     def is_due(self, count: int, before: int | None = None) -> bool:
         """Returns whether a backup is due after `count` batches of the epoch.
 
-        ``before`` is the `count` of the call before; None means the batch of the last backup.
+        ``before`` is the `count` of the previous call; None means the batch of the last backup.
         """
         begin = self._last if self._is_auto else 0
         before = self._last if before is None else before
@@ -124,9 +125,9 @@ class Interval:
     ) -> None:
         """Chooses the number of batches by the time that ``save`` takes.
 
-        The batches must also take as long as ``wait``, which waits for the disk; otherwise the next
-        backup would have to wait. ``agree`` returns the chief's number on every worker.
-        All workers must call this method.
+        Between two backups training must also take as long as ``wait``, which waits until a backup
+        is on the disk; otherwise the next backup would have to wait for the one before it.
+        ``agree`` returns the chief's number on every worker. All workers must call this method.
         """
         assert self._since is not None  # as `is_measured` says
         begin = perf_counter()

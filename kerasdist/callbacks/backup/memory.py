@@ -1,9 +1,9 @@
 """Copies of backups in the memory of hosts, so that a restarted job does not need its disk.
 
 A restart ends all processes, so a copy is a file in the memory of a host (``/dev/shm``), which
-outlives them. The chief writes one copy, and on each other host one worker writes a copy of the
-variables that it holds itself. So no data are lost with a host. The launcher names the folder,
-which is the same in all attempts of a job, and removes it.
+outlives them. The chief writes one copy, and on each other host one worker writes a copy from the
+variables that it holds itself. So no data are lost if a host is lost. The launcher chooses the
+folder of the copies, which is the same in all attempts of a job, and removes it.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ _HEADER = 16 << 20
 def prepare(place: Path, job: Job | None, *, sends: bool) -> Path | None:
     """Returns this host's folder for copies of backups; None if another process writes them.
 
-    Afterwards the chief has the newest copy. All workers must call it. ``sends``: whether the model
-    belongs to a strategy, which can send data that only the chief has.
+    Afterwards the chief has the newest copy. All workers must call this function. ``sends``:
+    whether the model belongs to a strategy, which can send data that only the chief has.
 
     Raises:
         UnsupportedError: If copies are impossible.

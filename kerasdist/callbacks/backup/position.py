@@ -7,8 +7,8 @@ the same batches, and the batches that were trained on are skipped.
 
 Iterators of ``tf.data`` and Grain pipelines can save their place and continue from it. Loaders with
 ``state_dict`` and ``load_state_dict`` can, too. Such sources are read from the last saved place.
-Keras's loops may read ahead of the steps. So for data that Python reads, places are saved as
-batches are read, namely after batches at which a backup may be made.
+Keras's loops may read ahead of the steps. So if Python reads the data, places are saved while
+batches are read, after each batch at which a backup may be made.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from kerasdist.input.sources import samplers_of
 Place = Mapping[str, Any]
 """A place in a source, in the form that a backup keeps.
 
-``count``: after how many batches of the iteration; ``forms``: of the place, and of what has changed
-of a loader's parts, such as its dataset.
+``count``: how many batches of the iteration come before it; ``forms``: the form of the place, and
+the form of what has changed in a loader's parts, such as its dataset.
 """
 
 
@@ -97,7 +97,7 @@ class Places:
 
     def newest(self, count: int) -> Place | None:
         """Returns the latest place after at most `count` batches, and forgets places before it."""
-        if self._to is not None:  # these batches were the last ones of the epoch
+        if self._to is not None:  # nothing was read since `go_to`: the epoch had no batch left
             return self._to
         if not self.read_by_python and self._last is not None and self.is_due(count):
             self._kept = self._now(self._last, count)
@@ -107,7 +107,7 @@ class Places:
 
     def next(self) -> Place | None:
         """Returns the place at which the next iteration begins; None if all begin equally."""
-        if self._to is not None:  # since that time nothing was read
+        if self._to is not None:  # nothing was read since `go_to`
             return self._to
         if self._make is None or not keras_compat.is_tf_dataset(self.source):
             return None
@@ -123,7 +123,7 @@ class Places:
         self._to, self._ahead_to = place, following
 
     def _now(self, iterator: object, count: int) -> list[Place]:
-        """Returns the place of an iterator; an empty list if no backup can save its values."""
+        """Returns a list of an iterator's place; an empty list if a backup cannot save it."""
         encoder = Encoder()
         place = keras_compat.place_of(self.source, iterator)
         form = encoder.encode(place, "the place in the data")
@@ -137,9 +137,9 @@ _Make = Callable[[], Any]
 _Begin = Mapping[str, Any]
 """The state before an iteration over the data, as a backup keeps it.
 
-``random``: the states of the random generators, None for those that the backup has anyway;
+``random``: the states of the random generators, None if the backup has them in another place;
 ``source``: the changed attributes of the source, as forms; ``epochs read``: how many epochs Keras's
-adapter has read, None where no order depends on it.
+adapter has read, None if no order depends on this number.
 """
 
 
@@ -155,9 +155,10 @@ class Position:
     def __init__(
         self, source: object = None, steps: int | None = None, *, begins_anew: bool = False
     ) -> None:
-        """Stores the data, of which `fit` reads ``steps`` batches per epoch and then continues.
+        """Stores the data, and how many batches of it an epoch of `fit` reads (None: all).
 
-        ``begins_anew``: it reads these batches from the beginning each time, as for validation.
+        With a number, each epoch continues where the one before it stopped; with ``begins_anew``
+        each reads from the beginning, as validation does.
         """
         self.facts: dict[str, object] = {}
         self._source = Remembering(_objects_of(source))
@@ -236,9 +237,9 @@ class Position:
             keras_compat.follow_source(adapter, source, self._places.begun)
 
     def _is_due(self, count: int) -> bool:
-        """Returns whether a backup after `count` batches may be made and begin at that place."""
+        """Returns whether a backup may be made after `count` batches and use the place there."""
         if self._draws or not self._read_by_python:
-            return not self._draws  # a place does not include random draws of the pipeline
+            return not self._draws  # a place does not contain the random draws of a pipeline
         if self._steps is not None:
             count %= self._steps
         if count in (0, self._length):
@@ -343,7 +344,7 @@ class Position:
 
     @contextmanager
     def looked_at(self) -> Generator[None]:
-        """Undoes the changes that Keras's first look makes to data that were already restored."""
+        """Undoes the changes that Keras's first read, to learn types, makes to restored data."""
         random = random_states.kept()
         yield
         if self._read_ahead is not None:
@@ -411,7 +412,7 @@ class Position:
         """Returns the state with which Keras began the next iteration at the end of an epoch."""
         if self._ends_later:
             return self._now(random)
-        # The random states determine the order of the rows, drawn with the first batch.
+        # The order of the rows depends on the random states, and is drawn with the first batch.
         return {**begin, "random": random, "epochs read": keras_compat.epochs_read(self._adapter)}
 
     def _now(self, random: Mapping[str, object] | None) -> _Begin:
@@ -441,7 +442,7 @@ class PositionedAdapter(WrappedAdapter):
 
     def get_torch_dataloader(self) -> Iterator[object]:
         """Returns the inner adapter's batches."""
-        # The iteration begins at once, because the iterator of a DataLoader draws a random number.
+        # The iteration begins now, as in Keras's own adapter: its begin may draw a random number.
         begun = self._position.begun(lambda: iter(self._inner.get_torch_dataloader()))
         return self._read(begun)
 

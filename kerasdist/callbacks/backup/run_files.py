@@ -41,8 +41,8 @@ _ENDED: Counter[Path] = Counter()
 
 _UNUSABLE = (BackupError, KeyError, OSError, TypeError, ValueError)
 
-# This file names the launcher's run in which a call of `fit` has ended, but not the script.
-# If the job then restarts for an error after `fit`, `fit` has no epoch left to train.
+# This file names the launcher's run in which a call of `fit` has ended, but not yet the script. The
+# last backup then stays, so that after a restart `fit` has no epoch left to train.
 _MARK = "finished"
 
 
@@ -95,8 +95,9 @@ class RunFiles:
     def newest(self, call: Mapping[str, object]) -> StoredVariables | None:
         """Returns the newest backup that is complete, None if there is none.
 
-        It reports damaged backups. All workers must call it. Workers that do not see the chief's
-        folder get None. The chief sets `refusal`, which all workers must be told.
+        Damaged backups are reported. All workers must call this method. Workers that do not see the
+        chief's folder get None. The chief sets `refusal`, which the caller must send to all
+        workers.
         """
         if self._is_chiefs:
             found = self._first_whole(self._fitting(call))
@@ -214,7 +215,7 @@ class RunFiles:
         return None
 
     def write(self, facts: Mapping[str, object], arrays: Sequence[Any]) -> bool:
-        """Writes a backup and removes old ones; returns whether it did, on the chief only.
+        """Writes a backup and removes old ones; returns True on the chief if the backup is written.
 
         If there is enough memory, the backup is written to memory, and a thread copies the chief's
         file to the disk. All workers must call it, because workers that do not write take part in
@@ -268,8 +269,8 @@ class RunFiles:
     def training_ended(self, *, removes: bool) -> None:
         """Counts a call of `fit` that has ended.
 
-        The backups of this call are removed; under the launcher the last backup stays until the
-        job's scripts end.
+        With `removes`, the backups of this call are removed. Under the launcher the last one stays
+        until the job's scripts end.
         """
         _ENDED[self._place] += 1
         self.wait()
@@ -349,7 +350,7 @@ def _remove_finished(folder: Path, run: str, ended: int | None = None) -> None:
 
 
 def _fit_of(path: Path) -> int:
-    """Returns how many calls of `fit` had ended before the backup's; 0 for a damaged file."""
+    """Returns how many calls of `fit` had ended before that of a backup; 0 for a damaged file."""
     try:
         return int(StoredFile(path).facts["fit"])
     except _UNUSABLE:
@@ -472,7 +473,7 @@ def name_of_run(folder: Path, job: Job) -> str | None:
         with contextlib.suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)
             _probe(folder, name).touch()
-    # Workers look only now, because a network file system may remember that the folder was missing.
+    # Workers look only now: a network file system may cache that the folder was missing before.
     name = str(job.broadcast_object("the folder of the backups", name))
     found = _probe(folder, name)
     sees = found.is_file() and os.access(folder, os.W_OK)

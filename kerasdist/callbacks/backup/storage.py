@@ -39,7 +39,7 @@ class Unread:
     """An array that is read only when it is written, so that no copy stays in memory.
 
     Attributes:
-        dtype: The type of NumPy.
+        dtype: The NumPy type of the elements.
         shape: The shape of the array.
         read: A function that returns the array.
     """
@@ -89,7 +89,7 @@ class StoredFile:
         return self.columns(number, Region.whole(shape)).reshape(shape)
 
     def columns(self, number: int, region: Region) -> np.ndarray:
-        """Reads the columns of an array, laid out in rows, that a region names."""
+        """Reads a region of an array: some columns, with the array laid out in rows."""
         dtype = np.dtype(self.forms[number][0])
         if not region.size:
             return np.zeros((region.rows, region.end - region.begin), dtype)
@@ -166,7 +166,7 @@ def require_whole(path: Path, known: str | None = None) -> None:
 
     Args:
         path: The file.
-        known: The digest of the file, if another file has it.
+        known: The digest that the chief's file has for this file; None if it has none.
     """
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size

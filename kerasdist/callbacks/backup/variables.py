@@ -66,7 +66,7 @@ def _place(region: Region) -> tuple[int, int, int]:
 
 
 def parts_of(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Returns the names and digests of a backup's parts, by rank of the worker that wrote."""
+    """Returns the names and digests of a backup's parts, in the order of the workers' ranks."""
     return [(name, digest) for name, digest in facts.get("parts", ())]
 
 
@@ -119,7 +119,7 @@ def _of(path: Path) -> re.Match[str] | None:
 
 
 _Shards = dict[int, list[tuple[Region, StoredFile, int]]]
-"""By variable: what its shards are, the files that have them, and their numbers there."""
+"""The shards of each variable: the region of a shard, the file that has it, its number there."""
 
 
 @final
@@ -131,7 +131,7 @@ class StoredVariables:
     """
 
     def __init__(self, chiefs: StoredFile, rank: int = 0) -> None:
-        """Stores the chief's file and the worker's number. The chief checks that all is there."""
+        """Stores the chief's file and the worker's rank. The chief checks that all shards exist."""
         self.chiefs = chiefs
         self._parts = parts_of(chiefs.facts)
         self._own = self._shards_in(self._parts[rank : rank + 1])
@@ -228,7 +228,7 @@ def all_variables_of(model: keras.Model) -> list[keras.Variable]:
 
 
 def optimized_by(model: keras.Model, variables: Sequence[keras.Variable]) -> list[list[int] | None]:
-    """Returns the numbers of the variables that each optimizer was built for; None: not built."""
+    """Returns the numbers of each optimizer's variables; None for an optimizer not yet built."""
     numbers = {id(variable): number for number, variable in enumerate(variables)}
     listed: list[list[int] | None] = []
     for optimizer in keras_compat.optimizers_of(model):
@@ -239,7 +239,7 @@ def optimized_by(model: keras.Model, variables: Sequence[keras.Variable]) -> lis
 
 
 def build_optimizers(model: keras.Model, optimized: Sequence[Sequence[int] | None]) -> None:
-    """Builds the optimizers that a run had built before its backup, for the same variables."""
+    """Builds the optimizers that were built when a backup was made, for the same variables."""
     variables = variables_of(model)
     for optimizer, numbers in zip(keras_compat.optimizers_of(model), optimized, strict=True):
         if numbers is not None and not optimizer.built:
@@ -264,13 +264,14 @@ def shards_of(variables: Sequence[object], replicas: ReplicaSet) -> dict[int, Se
 
 
 def to_write(variables: Sequence[Any], elsewhere: Mapping[int, object]) -> list[Any]:
-    """Returns variables' values for a file; values without aggregation are read when written.
+    """Returns variables' values for a file; most variables are read only when they are written.
 
     All workers must call this function, and then either write the file or call `read_along`.
 
     Args:
         variables: The variables.
-        elsewhere: By number, the variables that other files have; the list has None for them.
+        elsewhere: The variables that other files have, by their numbers; the list has None for
+            them.
     """
     listed: list[Any] = []
     for number, variable in enumerate(variables):
@@ -297,10 +298,10 @@ def read_along(arrays: Sequence[object]) -> None:
 
 
 def add_up_anew(variables: Sequence[Any], arrays: Sequence[object]) -> None:
-    """Divides the sums of metrics among the replicas in the same way as the saved run.
+    """Divides the sums of metrics among the replicas as a run that restores the backup does.
 
-    The run then adds the same numbers in the same order as the uninterrupted run, so that the
-    results are equal to the last bit. All workers must call this function.
+    So this run and the restored run add the same numbers in the same order, and their results are
+    equal to the last bit. All workers must call this function.
     """
     for variable, value in zip(variables, arrays, strict=True):
         if is_sum_on_read(variable):
@@ -310,7 +311,7 @@ def add_up_anew(variables: Sequence[Any], arrays: Sequence[object]) -> None:
 def with_arrays(
     model: Any, stored: StoredVariables | None, facts: Mapping[str, Any], count: int
 ) -> dict[str, Any]:
-    """Returns a backup's facts with their arrays, which follow the arrays of `count` variables.
+    """Returns a backup's facts with their arrays, which the file has after those of the variables.
 
     All workers must call this function. `stored` is None on workers that do not see the backup.
     """

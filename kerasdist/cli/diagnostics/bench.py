@@ -205,8 +205,8 @@ def _measure(spec: JobSpec, backend: str, count: int, seconds: float) -> Row:
     ran = jobs.run(with_workers(replace(spec, environment=own), count), backend, seconds, _NO_FIT)
     if ran.failure is not None:
         return Row(count, {}, f"{ran.failure}; the workers' output is in {ran.logs}")
-    # A script may call `fit` several times.
-    # The longest call is the best measurement, if possible without compilation.
+    # A script may call `fit` several times. The longest call is the best measurement; calls with
+    # compilation count only if there are no others.
     return Row(count, max(ran.results, key=lambda x: (not x["with_compilation"], x["seconds"])))
 
 

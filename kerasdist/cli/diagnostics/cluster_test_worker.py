@@ -28,9 +28,10 @@ _STEPS_AN_EPOCH = 5
 _FEATURES, _OUTPUTS = 8, 4
 
 TOLERANCE = 1e-4
-"""The largest difference of weights, which are about 1, that is rounding.
+"""The largest difference of weights that counts as rounding; the weights are about 1.
 
-20 steps with BatchNormalization leave 2e-7; with each replica's own statistics, 2e-1.
+After 20 steps with BatchNormalization the difference is 2e-7. It would be 2e-1 if each replica used
+its own statistics.
 """
 
 _BYTES = 64 << 20

@@ -71,7 +71,7 @@ class Agent:
         self.send({} if host is None else start.for_another_machine(os.environ))
 
     def send(self, line: object) -> None:
-        """Sends a line to the agent; if that has ended, `answer` will tell why."""
+        """Sends a line to the agent; if the agent has ended, `answer` raises the error."""
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
             self._process.stdin.write(json.dumps(line) + "\n")
@@ -93,7 +93,7 @@ class Agent:
         return json.loads(line)
 
     def close(self) -> None:
-        """Ends the agent, or the ssh process and so the agent."""
+        """Ends the agent; on another host, it ends with the ssh process."""
         self._process.kill()
         with contextlib.suppress(BrokenPipeError), self._said, self._process:
             pass  # unsent input is dropped

@@ -45,7 +45,7 @@ class SourceFacts:
     Attributes:
         name: The name of the source.
         verdict: ``"believed"``, ``"agrees"``, ``"contradicts"``, ``"wrong"``, ``"absent"``, or
-            ``"outer"``, which means that it describes the task in which a launcher runs.
+            ``"outer"``, which means that the source describes the task in which a launcher runs.
         reason: Why the source has this verdict.
         variables: The environment variables of the source that are set.
     """
@@ -250,6 +250,6 @@ def _source(
     place, verdict = (answer.rank, answer.num_workers), "contradicts"
     if answer is believed:
         verdict = "believed"
-    elif isinstance(believed, Membership):  # in the other case, the sources contradict each other
+    elif isinstance(believed, Membership):  # otherwise the sources contradict each other
         verdict = "agrees" if place == (believed.rank, believed.num_workers) else "outer"
     return SourceFacts(source.name, verdict, "rank {} of {}".format(*place), variables)

@@ -168,7 +168,7 @@ def _backend() -> Iterator[Finding]:
 def _is_built_for_gpus(backend: str) -> bool | None:
     """Returns whether an installed framework is built for GPUs; None if that is not known."""
     if backend == "jax":
-        # another version may be the user's own build, or a build for AMD
+        # JAX without these plugins may be the user's own build, or a build for AMD.
         return any(map(is_installed, _JAX_CUDA)) or None
     if backend == "torch":
         return False if (version_of("torch") or "").endswith("+cpu") else None
@@ -336,7 +336,7 @@ def _driver(nvml: Any) -> Finding:
 def _memory(nvml: object) -> Finding:
     busy: list[str] = []
     for index, handle in gpus.handles(nvml):
-        # None for a GPU that shares the machine's memory
+        # NVML gives no memory for a GPU that shares the memory of its machine.
         memory = gpus.ask("nvmlDeviceGetMemoryInfo", handle)
         if memory is not None and memory.used > _BUSY * memory.total:
             busy.append(f"GPU {index}: {size(memory.used)} of {size(memory.total)} are used")
@@ -356,7 +356,8 @@ class GpuLinks:
     Attributes:
         name: The maker's name for the GPU.
         nvlinks: How many of its NVLinks are active.
-        pcie_generation: The lower generation of the slot and the GPU; None if it is not known.
+        pcie_generation: The newest PCIe generation that both the slot and the GPU support; None if
+            it is not known.
         pcie_width: How many PCIe lanes are in use.
         pcie_max_width: How many PCIe lanes the GPU has.
     """

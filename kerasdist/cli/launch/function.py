@@ -1,7 +1,8 @@
 """``kerasdist.launch`` calls a function in several workers of this machine.
 
-Each worker runs this file, which calls a function that is pickled in a folder. Worker 0 writes the
-function's result to that folder, and each worker writes the error that its function raises.
+Each worker runs this file, which reads a pickled function from a folder and calls it. Worker 0
+writes the function's result to that folder. A worker whose function raises an error writes the
+error there.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Runs a job, which is ``kerasdist run`` as a library.
+"""Runs a job: ``kerasdist run`` as a library.
 
 ```python
 from kerasdist.cli.launch.job import run_job
@@ -51,8 +51,8 @@ SETTLE_SECONDS = 0.5
 LOST_SECONDS = 15.0
 """The launcher waits this long for a worker that another worker reports as lost.
 
-The lost worker tells the others first that it fails. Its framework may then delay its end, for as
-long as `kerasdist.job.monitor` allows.
+A failing worker first reports its failure to the others. Its framework may then delay its end, for
+as long as `kerasdist.job.monitor` allows.
 """
 
 KILL_SECONDS = 3.0
@@ -197,7 +197,7 @@ _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @final
 class Launcher:
-    """Runs a job, and can be told from another thread to stop it.
+    """Runs a job; another thread can stop the job by `stop`.
 
     Example::
 
@@ -238,8 +238,8 @@ class Launcher:
     def run(self) -> JobResult:
         """Runs the job until it has ended, with as many restarts as are allowed.
 
-        During that time, in the main thread, SIGINT, SIGTERM and SIGHUP are passed on to the
-        workers.
+        If the main thread calls this method, SIGINT, SIGTERM and SIGHUP are passed on to the
+        workers during that time.
 
         Raises:
             OSError: If a worker cannot be started.

@@ -28,14 +28,14 @@ State = dict[str, Any]
 STATUS_FILE = "status.json"
 
 SLOW = 1.1
-"""A worker is marked if it takes this many times as long as the others."""
+"""A worker is marked if its step takes this many times as long as those of the others."""
 
 SILENT_SECONDS = 60.0
 """A worker is marked if it has given no sign of life for this many seconds."""
 
 _SECONDS_BETWEEN_FILES = 1.0
 _DRAWN_A_SECOND = 4
-_BESIDE_WORKERS = 6  # how many lines of the terminal other output needs
+_BESIDE_WORKERS = 6  # lines of the terminal that are not for workers
 
 
 @final
@@ -147,7 +147,7 @@ def is_possible() -> bool:
 
 
 def console() -> Console:
-    """Returns the terminal, or any other output in the terminal's place."""
+    """Returns a console for standard output that draws even if that is no terminal."""
     return Console(file=sys.stdout, force_terminal=True)
 
 

@@ -37,7 +37,7 @@ class Slot:
             shares, if slots of the machine are left out. None means `local_rank` of
             `local_workers`.
         machine: The name of the machine if it has joined the job; otherwise empty.
-        connection: The connection on which the machine is told what to start.
+        connection: The connection on which the launcher tells that machine what to start.
     """
 
     host: str | None
@@ -102,7 +102,7 @@ def place(workers: int | Literal["gpu"] | None, hosts: Sequence[str] = ()) -> tu
 
 
 def listed(spec: JobSpec) -> tuple[Slot, ...]:
-    """Places a job's workers; if machines may join, only the slots known before."""
+    """Returns the slots of a job's workers; if machines may join, only those known at the start."""
     if spec.join_port is not None:
         return place(None if spec.hosts else spec.min_workers, spec.hosts)
     return place(spec.workers, spec.hosts)
@@ -128,7 +128,7 @@ def host_of_chief(slots: Sequence[Slot]) -> str:
     if all(slot.host is None for slot in slots):
         return _LOOPBACK
     reached = [slot.connection.getsockname()[0] for slot in slots if slot.connection is not None]
-    # Other pods cannot resolve a pod's name, but a pod that joined has reached this machine.
+    # Other pods cannot resolve a pod's name, but one that joined has reached this address.
     return next((one for one in reached if not is_loopback(one)), socket.gethostname())
 
 
@@ -187,6 +187,6 @@ def counted(spec: JobSpec) -> JobSpec:
 
 
 def with_workers(spec: JobSpec, count: int) -> JobSpec:
-    """Returns a job of `count` workers, over which a `MirroredStrategy` may span."""
+    """Returns a job of `count` workers, which together may form a `MirroredStrategy`."""
     told = {MIRRORED: EACH_ITS_OWN} if count > 1 else {}
     return replace(spec, workers=count, environment={**told, **spec.environment})

@@ -19,7 +19,7 @@ GPU = "gpu"
 """Given as the number of workers, this means one worker per GPU of this machine."""
 
 STOP_SECONDS = 20.0
-"""How long workers have from SIGTERM to SIGKILL. Kubernetes gives a pod 30 s, launcher and all."""
+"""How long workers have from SIGTERM to SIGKILL: less than the 30 s that Kubernetes gives a pod."""
 
 
 @final

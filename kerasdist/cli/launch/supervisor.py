@@ -1,10 +1,11 @@
 """A worker's supervisor: a process between worker and launcher, on the worker's machine.
 
-It leaves no orphans. The launcher holds the other end of the supervisor's standard input, through
-ssh if the worker is on another machine. The first input line has the supervisor's `Orders`, as
-JSON, and not its arguments, because every user of a machine can see the arguments of all processes.
-A line ``signal 15`` is passed on to the worker. The end of the input means that the launcher has
-ended, for whatever reason (SIGKILL, a lost connection); then the supervisor ends the worker too.
+No worker outlives its launcher. The launcher holds the other end of the supervisor's standard
+input, through ssh if the worker is on another machine. The first input line has the supervisor's
+`Orders` as JSON. They are not passed as arguments, because every user of a machine can see the
+arguments of all processes. A line ``signal 15`` is passed on to the worker. The end of the input
+means that the launcher has ended, for whatever reason (SIGKILL, a lost connection); then the
+supervisor ends the worker too.
 
 The worker leads a process group, and any process that it leaves behind in that group is ended with
 it. Signals go only to the worker, because the processes of a data loader would end by SIGTERM, and
@@ -18,8 +19,8 @@ its heartbeat. Nobody else would notice this in a job of one worker, or before t
 the job.
 
 In an elastic job the worker may be forked by a process that has already imported the frameworks
-(`kerasdist.cli.launch.elastic.warm`). Then the worker's parent does the work that only a parent can
-do.
+(`kerasdist.cli.launch.elastic.warm`). Then that process, and not the supervisor, is the worker's
+parent, and does what only a parent can do.
 
 This file is run by its path, so it imports only the standard library. On another machine it is run
 as a module.
@@ -78,7 +79,7 @@ class Orders(TypedDict):
         heartbeat: How long the worker may be stopped (`kerasdist.job.protocol.Timeouts`).
         local_workers: How many workers this machine has.
         gpus_of: The worker's number among the workers of its machine, if they divide GPUs;
-        otherwise None.
+            otherwise None.
         inherited: The files that the worker inherits.
         sends_reports: Whether the worker's reports are passed on within its output.
         must_join: Whether it is a failure if the worker ends well without joining the job.
@@ -164,7 +165,7 @@ def end(worker: Worker, grace: float) -> NoReturn:
 def end_group(worker: Worker) -> None:
     """Ends the worker's process group, whose number is that of the worker."""
     if isinstance(worker, Forked):
-        return  # the parent does this when this process has ended
+        return  # the worker's parent does this when the supervisor has ended
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(worker.pid, signal.SIGKILL)
 
@@ -181,7 +182,7 @@ def listen(orders: IO[bytes], worker: Worker, grace: float) -> NoReturn:
 def end_if_stopped(worker: Worker, heartbeat: float) -> None:
     """Ends a worker that is stopped (SIGSTOP) while this process runs; works only on Linux.
 
-    The other workers, if there are any, get two more heartbeats in which to name it.
+    The other workers, if there are any, get two more heartbeats in which to report it.
     """
     beat = min(1.0, heartbeat / 4)
     left = limit = heartbeat + 2 * beat
@@ -285,7 +286,7 @@ def main() -> int:
     if reports is not None:
         relaying.start()
     if isinstance(worker, subprocess.Popen):
-        # The group has the worker's number, which no process gets before the wait.
+        # No other group can have the worker's number before `wait` is called.
         with contextlib.suppress(ChildProcessError):
             os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOWAIT)
         end_group(worker)

@@ -181,7 +181,7 @@ class Pump:
 
 
 def _as_drawn(line: bytes) -> bytes:
-    """Returns what a terminal shows at last of a line that was drawn several times."""
+    """Returns the last state of a line that was redrawn, such as a progress bar."""
     drawn = [text.replace(b"\b", b"") for text in line.split(b"\r")]
     return next((text for text in reversed(drawn) if text), b"")
 
@@ -400,7 +400,7 @@ class ThisProcess:
         self._events.put(Exited(self.rank))
 
     def stop(self, number: int) -> None:
-        """Handles a signal in the way of the script, which has already got a SIGINT."""
+        """Handles a signal as the script would; a SIGINT has already reached the script."""
         if number == signal.SIGINT:
             return
         self.told_to_stop = True

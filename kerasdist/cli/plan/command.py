@@ -78,8 +78,8 @@ def plan(
     _require_compiler(target.chip)
     named = os.environ.get(VARIABLE)
     _prepare_environment()
-    gc.disable()  # an eighth of the time: what is traced and compiled is needed to the end
-    # Only now, as these import Keras and JAX, which read the variables.
+    gc.disable()  # saves an eighth of the time; what is traced and compiled is needed to the end
+    # Imported only now: these import Keras and JAX, which read the environment variables.
     from kerasdist.backends.jax import ahead_of_time
     from kerasdist.cli import formatting
     from kerasdist.cli.plan import planning, report

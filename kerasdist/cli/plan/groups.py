@@ -3,8 +3,8 @@
 On JAX the gathers are read from the program, because XLA places them. PyTorch's gathers are known
 without a program (ADR 62): a group has the weights of one layer, or of several small layers. Each
 group is gathered in the forward pass. Each group except the last one, which is still there, is
-gathered again in the backward pass. The gradients of each group are summed once. While one group
-computes, the next is being gathered.
+gathered again in the backward pass. The gradients of each group are summed together. While one
+group computes, the next is being gathered.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from kerasdist.core.sharding import GROUP_BYTES, Sharding
 if TYPE_CHECKING:
     import keras
 
-# The forward pass is a third of a step's work.
-# The backward pass is two thirds: one third hides gathers, and one third hides sums.
-# Gathers and sums need the network at the same time.
+# The fraction of a step's work that hides the collectives of one kind. The forward pass, a third of
+# the work, hides gathers. The backward pass is two thirds; since gathers and sums share the network
+# there, one third counts for gathers, and one third for sums.
 _PASS = 1 / 3
 
 
@@ -35,7 +35,7 @@ class WeightGroups:
     Attributes:
         sizes: The bytes of each group's weights, in the order of the model's layers.
         whole: The bytes of weights that are too small to be sharded; their gradients have as many
-        bytes.
+            bytes.
         held: The bytes of variables and gradients that a worker keeps.
     """
 

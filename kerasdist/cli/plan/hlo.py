@@ -25,8 +25,8 @@ _NO_ESTIMATE = 2**63 - 1  # libtpu writes this if it has no estimate
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 _CALLED = re.compile(r"(?:to_apply|true_computation|false_computation)=%?([\w.-]+)")
 _FUSED = re.compile(r"calls=%?([\w.-]+)")
-# libtpu fuses a sum with the slicing of each device's part, and a collective with work beside it.
-# Such a collective is in all computations from the fusion of this name to that of the last name.
+# libtpu fuses a sum with the slicing of each device's part (`_SUMS_PARTS`). It also fuses a
+# collective with other work: the collective runs from the fusion `_STARTS` to the fusion `_ENDS`.
 _SUMS_PARTS = "all-reduce-scatter"
 _STARTS, _ENDS = "async-collective-start", "async-collective-done"
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
@@ -200,7 +200,7 @@ def _named(role: str, each: _Instruction) -> str:
 
 
 def _trips(loop: _Instruction, known: _Program) -> int:
-    """Returns how often a loop runs, from XLA or from the number in the loop's condition."""
+    """Returns how often a loop runs, as XLA states it, or as the loop's condition shows it."""
     if match := _TRIPS.search(loop.rest):
         return int(match[1])
     limits = [

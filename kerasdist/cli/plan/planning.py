@@ -2,10 +2,10 @@
 
 The time of a device is the longest of these times: the time of its matrix units at their full rate,
 the time of its memory at its full rate, XLA's estimate for its instructions, and the time in which
-what the host holds comes to the device (`offload`), while what is new goes back. No program is
-faster than that, and most are slower. Collectives are added, except for the part that XLA has put
-between other work. The times of collectives follow the usual model of latency and bandwidth, with
-ring sums over the fast links; between machines or slices each chip sends its part.
+the variables in the host's memory (`offload`) are copied to the device and back. No program is
+faster than that, and most are slower. Collectives are added, except for the part of their time that
+other work hides. The times of collectives follow the usual model of latency and bandwidth: over the
+fast links chips form a ring, and to other machines or slices each chip sends its own part.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Work:
         flops: Floating-point operations of the matrix units, by the type of the operands.
         memory_bytes: Bytes that move between the chip and its memory.
         cycles: XLA's estimate of the cycles of all instructions; 0 if there is none.
-        host_bytes: Bytes that the host holds for the device, which come and go in each step.
+        host_bytes: Bytes in the host's memory that each step copies to the device and back.
     """
 
     flops: Mapping[str, float]
@@ -58,7 +58,7 @@ class StepTime:
         compute: The time of the matrix units.
         memory: The time in which the memory reads and writes.
         estimate: XLA's estimate for the instructions; 0 if there is none.
-        host: The time of the copies from the host's memory and back, which go at the same time.
+        host: The time of the copies from the host's memory and back, which run at the same time.
         own: The time of a device alone: the largest of the times above, or the measured time.
         network: The time of all collectives.
         exposed: The part of the network time that the device's own work does not hide.
@@ -93,8 +93,8 @@ class StepTime:
     def limit(self) -> str:
         """The resource that takes most of the time.
 
-        The value is ``"compute"``, ``"memory"``, ``"network"``, ``"host"`` if it is the copies
-        from the host's memory and back, or ``"instructions"`` if these are so many and so short
+        The value is ``"compute"``, ``"memory"``, ``"network"``, ``"host"`` for the copies from the
+        host's memory and back, or ``"instructions"`` if the instructions are so many and so short
         that neither units nor memory are busy.
         """
         if self.exposed > self.own:
@@ -203,7 +203,7 @@ class Compilation:
 
     Attributes:
         batch: The number of examples on a device.
-        memory: Bytes by kind.
+        memory: The bytes of memory, by what they hold.
         work: The work of a device.
         collectives: The collectives between the devices.
         refused: XLA's message if the step does not fit, else None.
@@ -245,7 +245,7 @@ class Subject:
         sharding: What the replicas divide among them: ``"optimizer"``, ``"full"``, ``"auto"`` or
             ``"LayoutMap"``; None if they divide nothing.
         groups: The groups in which PyTorch's workers gather weights; None if they do not gather.
-        layout: The share of the model that a device holds.
+        layout: How much of each variable a device holds.
     """
 
     script: str
@@ -389,7 +389,7 @@ def largest_batch(
 
 
 def _next_guess(tried: Sequence[Compilation], target: Target, most: int | None) -> int | None:
-    """Returns for how many examples to compile next; None if the answer was already tried."""
+    """Returns for how many examples to compile next; None if the search is over."""
     limit, last = target.usable, tried[-1]
     below = _largest_that_fits(tried, target)
     above = min((each.batch for each in tried if not fits(each, target)), default=None)
@@ -410,7 +410,7 @@ def _largest_that_fits(tried: Sequence[Compilation], target: Target) -> Compilat
 
 
 def _at_the_limit(tried: Sequence[Compilation], limit: float) -> int | None:
-    """Returns for how many examples the line through two compilations reaches some bytes.
+    """Returns at how many examples the line through two compilations reaches `limit` bytes.
 
     After only one compilation, the line starts at the bytes that do not depend on the number of
     examples, so it is too steep. Returns None if the bytes do not grow, or a size is not known.
@@ -424,7 +424,7 @@ def _at_the_limit(tried: Sequence[Compilation], limit: float) -> int | None:
 
 
 def _rounded(batch: int) -> int:
-    """Rounds down to a number of examples that suits devices, such as a multiple of 8."""
+    """Rounds 64 examples or more down to a multiple of 8, which suits devices."""
     return batch // 8 * 8 if batch >= 64 else batch
 
 

@@ -42,9 +42,9 @@ class FirstStep:
     Attributes:
         model: The compiled and built model.
         batch: The global batch.
-        strategy: The name of the strategy that the model was made under; None: of none.
-        variables: The variables that there are of that strategy, of other models too.
-        examples: How many examples `fit` would have trained on, where it got arrays; else None.
+        strategy: The name of the strategy that the model was made under; None if there was none.
+        variables: All existing variables of that strategy, including those of other models.
+        examples: How many examples `fit` would have trained on, if it got arrays; else None.
     """
 
     model: Any
@@ -121,7 +121,7 @@ def _run(script: str, arguments: Sequence[str]) -> None:
 
 @contextlib.contextmanager
 def _intercepted() -> Generator[None]:
-    """Replaces methods of `keras.Model`, so that the step that they would take is not taken."""
+    """Replaces methods of `keras.Model`, so that their first step ends the script instead."""
     for name in _METHODS:
         setattr(keras.Model, name, _until_first_step(name))
     try:
@@ -198,7 +198,7 @@ def sharding_of(model: keras.Model) -> Any:
 
 
 def described(step: FirstStep) -> ModelLayout:
-    """Returns what a device of the target holds of a model, whose variables there are.
+    """Returns how much of each variable of a model a device of the target holds.
 
     Raises:
         InputError: If a LayoutMap does not fit the variables.

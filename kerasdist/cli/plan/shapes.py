@@ -21,9 +21,9 @@ from kerasdist.core.ownership import VariableTable
 from kerasdist.errors import InputError
 from kerasdist.keras_compat.internals import INITIALIZE, INITIALIZE_LATER, INITIALIZER
 
-# Smaller variables, such as counters and seeds, have values, which code reads in building.
+# Smaller variables, such as counters and seeds, have values, because code that builds reads them.
 _SMALL_BYTES = 2**20
-# So many bytes of initial values may be computed for code that reads them, as for quantization.
+# The most bytes of initial values that are computed for code that reads them, as quantization does.
 _READ_BYTES = 2**31
 
 _shapes: VariableTable[bool] = VariableTable()
@@ -73,7 +73,7 @@ def _keep_shape(
 
 
 def _keep_shape_later(original: Callable[..., None], variable: keras.Variable) -> None:
-    """Leaves a variable without a value that was made in a stateless scope."""
+    """Leaves a variable that was made in a stateless scope without a value."""
     if not _Running.is_now or keras_compat.nbytes(variable) < _SMALL_BYTES:
         original(variable)
     else:

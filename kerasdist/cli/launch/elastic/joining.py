@@ -35,7 +35,7 @@ OF_JOINERS = "kerasdist join"
 """Takes the place of the job's name, which a joining machine does not know."""
 
 JOB_ENDED = b"ended "
-"""Stands before the job's exit code, which a seat gets in the place of orders."""
+"""The bytes before the job's exit code, which a seat gets instead of orders when the job ends."""
 
 _CHUNK = 1 << 16
 _DRAIN_SECONDS = 5.0
@@ -122,12 +122,12 @@ class Seats:
         connection: socket.socket = writer.get_extra_info("socket").dup()
         keep_alive(connection)
         host = connection.getpeername()[0]
-        # The seat is added first, because the machine may then end its former worker.
+        # The seat is added before the machine gets the answer, after which its last worker ends.
         with self._lock:
             self._waiting[Slot(host, 0, number, count, machine=machine)] = connection
             writer.write(protocol.packed({"type": "seated"}))
             writer.close()
-            # the writer has ended, and both share the connection
+            # The writer is closed, so the connection that both shared may block now.
             connection.setblocking(True)
             is_new = machine not in self._machines
             self._machines.add(machine)
@@ -146,7 +146,7 @@ def keep_alive(connection: socket.socket) -> None:
 
 
 def _is_open(connection: socket.socket) -> bool:
-    """Returns whether a seat is open; before orders, its other end sends nothing."""
+    """Returns whether a seat is open; while it waits for orders, the machine sends nothing."""
     try:
         connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
     except BlockingIOError:
@@ -228,10 +228,10 @@ class Machine:
         passing.start()
         code = running.wait()
         seat = self._seated(number)
-        with contextlib.suppress(OSError):  # the launcher may not wait any more
+        with contextlib.suppress(OSError):  # the launcher may have closed the connection
             connection.sendall(supervisor.ENDED + bytes([128 - code if code < 0 else code]))
             connection.shutdown(socket.SHUT_WR)
-            passing.join(_DRAIN_SECONDS)  # unread bytes would reset the connection
+            passing.join(_DRAIN_SECONDS)  # closing with unread bytes would reset the connection
         connection.close()
         return seat
 

@@ -5,8 +5,8 @@ so there are only two reasons for which a slot is lost. A host that ssh cannot r
 until it answers. A slot whose worker was the first to fail in two attempts, without a backup in
 between, is left out for a while; it may have a broken GPU, for example. A machine that joins
 (`joining.py`) adds slots for as long as it holds its connections. Waiting slots are used when the
-job restarts anyway, or at a backup: then the launcher ends the workers, because one number of
-workers can continue from a backup that another number has written.
+job restarts anyway, or at a backup. At a backup the launcher ends the workers and starts more of
+them, which can continue from a backup that fewer workers have written.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class ElasticSlots:
 
     Args:
         spec: The description of the job.
-        events: The queue that is informed when workers wait.
+        events: The queue that gets an event when slots wait.
         screen: The output that says what the launcher waits for.
         seats: The seats of machines that join; None if no machine can join.
 
@@ -69,7 +69,7 @@ class ElasticSlots:
         self._least, self._most = least, most
         self._events, self._screen, self._seats = events, screen, seats
         slots = place(None, spec.hosts) if spec.hosts else ()
-        if len(slots) < self._most:  # if this is False, there are spare hosts
+        if len(slots) < self._most:  # otherwise the hosts have spare slots, which are kept
             slots = listed(spec)
         self._slots = list(slots)
         self._down = {slot.host for slot in slots if slot.host is not None}
@@ -160,7 +160,7 @@ class ElasticSlots:
     def _usable(self, answering: Collection[str] = ()) -> list[int]:
         """Returns the usable slots, with recently failed slots only if they are needed."""
         down = self._down.difference(answering)
-        with self._joining:  # other threads receive the reports
+        with self._joining:  # several threads receive reports, and call this method
             seats = [] if self._seats is None else self._seats.waiting()
             self._slots += [slot for slot in seats if slot not in self._slots]
         there = [

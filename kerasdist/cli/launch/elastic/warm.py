@@ -1,14 +1,14 @@
 """Warm processes: each has imported what workers import, and forks the workers of later restarts.
 
-An elastic job has one warm process on each host from its first backup on. A warm process starts
-nothing of a framework; if it has touched a GPU, it is not used. A supervisor finds the warm process
-by the name of a socket (`kerasdist.cli.launch.supervisor.Forked`). If a worker cannot be forked,
-its supervisor starts a new process instead.
+An elastic job has one warm process on each host from its first backup on. A warm process imports
+frameworks, but does not start them; if it has touched a GPU, it is not used. A supervisor finds the
+warm process by the name of a socket (`kerasdist.cli.launch.supervisor.Forked`). If a worker cannot
+be forked, its supervisor starts a new process instead.
 
-Variables that frameworks read when they are imported must still have the same values. So a worker
-is forked only if its environment equals that of the warm process, except for the job's own
-variables. If the script itself sets one of the other variables, as it might before its imports,
-Python is started anew in the place of the forked process.
+Environment variables that frameworks read when they are imported must have the same values in the
+warm process and in the worker. So a worker is forked only if its environment equals that of the
+warm process, except for the job's own variables. If the script itself sets such a variable, as it
+might before its imports, Python is started anew in the place of the forked process.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from kerasdist.core.backend_choice import backend_choice
 from kerasdist.job.launcher import JOINED_FILE
 
 _OF_EACH = ("KERASDIST_", "SSH_")  # These differ between workers, but no import reads them.
-_GPUS = "_VISIBLE_DEVICES"  # ends of the names of other variables of this kind
+_GPUS = "_VISIBLE_DEVICES"  # the end of the names of further variables of this kind
 _READ = (
     *(b"KERAS", b"JAX_", b"XLA_", b"TF", b"TORCH", b"PYTORCH_", b"OMP_", b"KMP_", b"GOMP_"),
     *(b"MKL_", b"OPENBLAS_", b"CUDA_", b"NVIDIA_", b"NCCL_", b"GLOO_", b"PYTHON", b"LD_"),
@@ -145,7 +145,7 @@ def _comparable(environment: Environment) -> dict[str, str]:
 
 
 def _become_worker(order: Order, files: Sequence[int], before: Environment) -> None:
-    """Turns a forked process into what its supervisor would have started.
+    """Makes a forked process like one that its supervisor starts: environment, group and files.
 
     `before` is the environment before the imports, which may have changed it.
     """
@@ -179,7 +179,7 @@ def _start_anew_if_set(command: list[str], imported: Collection[str]) -> None:
         frame = None if frame is None else frame.f_back
         while frame is not None and _package(frame) in sys.stdlib_module_names:
             frame = frame.f_back
-        # a framework sets its own variables in any process
+        # Only variables that the script sets matter: a framework sets its own in any process.
         if frame is not None and _package(frame) not in imported:
             os.execv(command[0], command)
 
