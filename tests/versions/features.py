@@ -156,7 +156,7 @@ FEATURES: Mapping[str, Use] = dict(
             False,
             (uses.train_equally, "MULTIPLY_EACH ADD_TO_EACH COPY_TO_EACH COMPILER_ERROR"),
             (uses.train_in_modes, "FUNCTION_MODES DISPATCH_MODES SAVED_TENSORS_HOOKS"),
-            (uses.normalize, "BATCH_NORM ARE_TRANSFORMS_ACTIVE"),
+            (uses.normalize, "ARE_TRANSFORMS_ACTIVE"),
         ),
     ]
 )

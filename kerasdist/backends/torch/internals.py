@@ -32,11 +32,6 @@ CALL_AFTER_BACKWARD = Internal(
     without=REFUSED,
 )
 
-BATCH_NORM = internal(
-    "torch.nn.modules.batchnorm:_BatchNorm",
-    "finding batch normalizations in modules of torch",
-    "those are found that derive from torch.nn's public classes",
-)
 ARE_TRANSFORMS_ACTIVE = internal(
     "torch._C:_are_functorch_transforms_active",
     "BatchNormalization with gradients of its own, which transforms of torch.func cannot take",

@@ -93,15 +93,6 @@ def call_after_backward(function: Callable[[], object]) -> None:
     internals.CALL_AFTER_BACKWARD.get()(function)
 
 
-def batch_norm_classes() -> tuple[type[torch.nn.Module], ...]:
-    """Returns the base classes of torch's batch normalizations."""
-    if internals.BATCH_NORM.is_there():
-        return (internals.BATCH_NORM.get(),)
-    nn = torch.nn
-    lazy = nn.LazyBatchNorm1d, nn.LazyBatchNorm2d, nn.LazyBatchNorm3d
-    return nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm, *lazy
-
-
 def compiler_errors() -> tuple[type[Exception], ...]:
     """Returns the classes of the errors that torch raises for code that it cannot compile."""
     error = internals.COMPILER_ERROR

@@ -14,18 +14,24 @@ from typing import Any
 
 import keras
 import torch
+from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from kerasdist import keras_compat
-from kerasdist.backends.torch import private
 from kerasdist.backends.torch.replica.collectives import collectives_here
 from kerasdist.backends.torch.state.reads import ReadRecorder
 from kerasdist.backends.torch.state.variables import ReplicaScope
 from kerasdist.core.context import current
 from kerasdist.errors import ReplicaError, UnsupportedError
 
-# The modules that hold a replica's tensors at the moment. Replicas take turns, so a replica finds
-# its module here only if another replica waits in a collective inside of the module.
+_BATCH_NORMS = (
+    *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm),
+    *(nn.LazyBatchNorm1d, nn.LazyBatchNorm2d, nn.LazyBatchNorm3d),
+)
+
+# The modules that hold a replica's tensors at the moment.
+# Replicas take turns, so another replica rarely finds a module here.
+# A second replica finds one if the first replica waits in a collective inside of the module.
 _in_use: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
 
 
@@ -128,9 +134,8 @@ def _refuse_own_batch_norm(module: torch.nn.Module) -> None:
     replica = current.fit_replica
     if replica is None or replica.strategy.options.batch_norm == "per_replica":
         return
-    kinds = private.batch_norm_classes()
     for inner in module.modules():
-        if isinstance(inner, kinds) and inner.training:
+        if isinstance(inner, _BATCH_NORMS) and inner.training:
             raise UnsupportedError(
                 f"Expected layers that can see the global batch. Received: {type(inner).__name__} "
                 "inside a torch module, which sees its replica's rows only. Use "

@@ -162,7 +162,7 @@ class TorchReplicaSet(ReplicaSet):
     def free_bytes(self) -> int | None:
         """Returns how much memory is free on the fullest GPU; None if there is no GPU."""
         gpus = [device for device in self.torch_devices if device.type == "cuda"]
-        return min((_free_bytes(device) for device in gpus), default=None)
+        return min(map(_free_bytes, gpus), default=None)
 
     def data_adapter(self, adapter: Any) -> Any:
         """Returns an adapter that yields global batches, or this worker's rows of arrays."""
@@ -203,17 +203,14 @@ class TorchReplicaSet(ReplicaSet):
         return shards.held_shards(variable)
 
     def held(self, variable: keras.Variable) -> tuple[str, str, tuple[int, ...]]:
-        """Returns how a variable is sharded, why, and the shape of this worker's shard."""
-        how, why, shape = self._divided(variable)
-        return (f"{how}, on the host", why, (0,)) if is_on_host(variable) else (how, why, shape)
-
-    def _divided(self, variable: keras.Variable) -> tuple[str, str, tuple[int, ...]]:
+        """Returns how a variable is divided, why, and the shape of this worker's shard."""
+        how, why, shape = super().held(variable)
         shard = shards.shard_of(variable)
         if shard is not None:
-            return *shard.described(), shard.own_shape
-        if self.shard_rules is None:
-            return super().held(variable)
-        return "whole", self.shard_rules.why_whole(variable), tuple(variable.shape)
+            (how, why), shape = shard.described(), shard.own_shape
+        elif self.shard_rules is not None:
+            why = self.shard_rules.why_whole(variable)
+        return (f"{how}, on the host", why, (0,)) if is_on_host(variable) else (how, why, shape)
 
     def checksums(self, variables: Sequence[keras.Variable]) -> list[int]:
         """Returns a checksum of each variable's value on this worker, computed on its device.
@@ -550,13 +547,11 @@ class TorchRunner(Runner):
 
     def _tensors(self, value: Any) -> list[torch.Tensor]:
         """Returns the components of a value, all on the first device."""
-        if isinstance(value, keras.Variable):
-            parts: Sequence[Any] = self._replica_components(value)
-        elif isinstance(value, DistributedValues):
-            parts = value.values
+        parts = self.local_results(value)
+        if isinstance(value, DistributedValues):
             require_one_each(value, len(parts), len(self._devices))
-        else:
-            parts = [value] * len(self._devices)
+        elif not isinstance(value, keras.Variable):
+            parts *= len(self._devices)
         return [required_tensor(part).to(self._home) for part in parts]
 
     def _mirrored(self, tensor: torch.Tensor) -> Any:

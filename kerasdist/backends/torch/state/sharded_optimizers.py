@@ -54,16 +54,15 @@ class ShardedOptimizer:
         """Starts without slots; variables are sharded over the workers of `group`."""
         self.group = group
         self._is_elementwise = keras_compat.is_elementwise(optimizer)
-        self._slots: list[tuple[keras.Variable, Shard]] = []
+        self._slots: list[keras.Variable] = []
         self._weights: VariableTable[Shard] = VariableTable()  # the weights whose slots are sharded
         # For each gradient of the running update, whether the gradient is a shard.
         self._are_shards: list[bool] = []
 
     def add(self, weight: keras.Variable, slot: keras.Variable, new: Callable[[], Shard]) -> None:
-        """Shards a slot of a weight; `new` makes its shard."""
-        shard = new()
-        shards.keep_shard(slot, shard)
-        self._slots.append((slot, shard))
+        """Shards a slot of a weight, by a new shard."""
+        shards.keep_shard(slot, new())
+        self._slots.append(slot)
         if self._weights.get(weight) is None:
             self._weights.put(weight, new())
 
@@ -75,10 +74,7 @@ class ShardedOptimizer:
         return held if self._is_elementwise else None
 
     def of_gradients(self, variables: Sequence[keras.Variable]) -> dict[int, Shard]:
-        """Returns the shards of those gradients that are sharded, by index."""
-        return self._shards_by_index(variables)
-
-    def _shards_by_index(self, variables: Sequence[keras.Variable]) -> dict[int, Shard]:
+        """Returns the shards of gradients by index, without gradients that are not sharded."""
         found = {index: self.updated(one) for index, one in enumerate(variables)}
         return {index: shard for index, shard in found.items() if shard is not None}
 
@@ -86,7 +82,7 @@ class ShardedOptimizer:
         self, gradients: Sequence[torch.Tensor], variables: Sequence[keras.Variable]
     ) -> list[torch.Tensor]:
         """Returns the gradients; full gradients are cut to this worker's shards."""
-        held = self._shards_by_index(variables)
+        held = self.of_gradients(variables)
         self._are_shards = [index in held for index in range(len(gradients))]
         return [
             held[index].cut(one) if index in held and one.numel() == held[index].size else one
@@ -97,7 +93,7 @@ class ShardedOptimizer:
     def updating(self, weights: Sequence[keras.Variable]) -> Generator[None]:
         """Lets the optimizer see shards; after the block, gathers weights that are not sharded."""
         shards.draw_all()
-        seen = [(slot, shard, keras_compat.stored_value(slot)) for slot, shard in self._slots]
+        seen = [(slot, keras_compat.stored_value(slot)) for slot in self._slots]
         whole: list[keras.Variable] = []
         gathered: list[tuple[torch.Tensor, Shard, torch.Tensor]] = []
         for weight in weights:
@@ -105,12 +101,12 @@ class ShardedOptimizer:
             if shard is None:
                 whole.append(weight)
             elif shards.shard_of(weight) is not None:
-                seen.append((weight, shard, value))
+                seen.append((weight, value))
             else:
                 own = shard.cut(value)  # this is a copy if the values are not contiguous
                 gathered.append((value.detach(), shard, own))
-                seen.append((weight, shard, own))
-        with shards.held_whole(whole), shards.seen_as_shards(seen):
+                seen.append((weight, own))
+        with shards.held_whole(whole), shards.stored_as(seen):
             yield
         self._gather(gathered)
 
@@ -169,7 +165,9 @@ def _initialize(
 ) -> None:
     """Shards a weight when it is made, so that a worker never holds more than one full weight."""
     maker = keras_compat.maker_of_variable()
-    strategy = ownership.strategy_of(variable) or scoped_strategy() or _strategy_of(maker)
+    strategy = ownership.strategy_of(variable) or scoped_strategy()
+    if strategy is None and isinstance(maker, keras.Layer):
+        strategy = _sharded_layers.get(maker)
     rules = _rules_of(strategy)
     if rules is not None and rules.shards_weights and rules.serves(variable):
         assert strategy is not None  # it has rules
@@ -179,10 +177,6 @@ def _initialize(
             _sharded_layers[maker] = strategy
     else:
         original(variable, initializer)
-
-
-def _strategy_of(maker: object) -> StrategyLike | None:
-    return _sharded_layers.get(maker) if isinstance(maker, keras.Layer) else None
 
 
 def _rules_of(strategy: StrategyLike | None) -> ShardRules | None:

@@ -49,9 +49,8 @@ class Shard:
         shape: The variable's shape.
         begin: Where this worker's shard begins in the flattened values.
         end: Where the shard ends; the shards of the last workers may be shorter, or empty.
-        length: The length of the first worker's shard, to which all shards are padded in messages.
-        group: The workers over which the variable is sharded.
-        is_seen: Whether Keras sees the shard in place of the variable, as during an update.
+        length: The length of the first worker's shard, and so of each shard in a message.
+        group: The workers that divide the variable.
         together: The group of weights with which this shard is gathered; None if the shard is
             gathered alone.
         initializer: The function that will draw the variable's values; None if it has values.
@@ -64,7 +63,6 @@ class Shard:
         self.length = -(-size // group.size)
         self.begin = min(size, group.rank * self.length)
         self.end = min(size, self.begin + self.length)
-        self.is_seen = False
         self.group = group
         self.together: WeightGroup | None = None
         self.initializer: Any = None
@@ -324,43 +322,43 @@ def held_shards(variable: keras.Variable) -> list[HeldShard]:
 
 @contextmanager
 def held_whole(variables: Iterable[keras.Variable]) -> Generator[None]:
-    """Lets each worker hold the full variables inside the block. All workers must enter it."""
+    """Lets each worker hold all of these variables inside the block. All workers must enter it."""
+    held: list[tuple[keras.Variable, Shard, torch.Tensor]] = []
+    whole: list[tuple[keras.Variable, torch.Tensor]] = []
+    for variable in variables:
+        shard, own = _shards.get(variable), keras_compat.stored_value(variable)
+        if shard is not None:
+            value = torch.nn.Parameter(shard.gather(own), requires_grad=own.requires_grad)
+            held.append((variable, shard, own))
+            whole.append((variable, value))
+    with stored_as(whole):
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for variable, shard, own in held:
+                    own.copy_(shard.cut(keras_compat.stored_value(variable)))
+
+
+@contextmanager
+def stored_as(values: Sequence[tuple[keras.Variable, torch.Tensor]]) -> Generator[None]:
+    """Lets Keras see these tensors, whole values or shards, as all that their variables have."""
     before = [
-        (variable, shard, keras_compat.stored_value(variable))
-        for variable in variables
-        if (shard := _shards.get(variable)) is not None
+        (one, _shards.get(one), keras_compat.stored_value(one), tuple(one.shape))
+        for one, _ in values
     ]
-    for variable, shard, own in before:
-        value = torch.nn.Parameter(shard.gather(own), requires_grad=own.requires_grad)
+    for variable, value in values:
         keras_compat.store_value(variable, value)
+        keras_compat.store_shape(variable, tuple(value.shape))
         _shards.discard(variable)
     try:
         yield
     finally:
-        for variable, shard, own in before:
-            with torch.no_grad():
-                own.copy_(shard.cut(keras_compat.stored_value(variable)))
+        for variable, shard, own, shape in before:
             keras_compat.store_value(variable, own)
-            _shards.put(variable, shard)
-
-
-@contextmanager
-def seen_as_shards(
-    variables: Sequence[tuple[keras.Variable, Shard, torch.Tensor]],
-) -> Generator[None]:
-    """Lets Keras see these shards, in the block, as the values of their variables."""
-    before = keras_compat.stored_values(variable for variable, _, _ in variables)
-    for variable, shard, own in variables:
-        keras_compat.store_value(variable, own)
-        keras_compat.store_shape(variable, tuple(own.shape))
-        shard.is_seen = True
-    try:
-        yield
-    finally:
-        for (variable, shard, _), value in zip(variables, before, strict=True):
-            keras_compat.store_value(variable, value)
-            keras_compat.store_shape(variable, shard.shape)
-            shard.is_seen = False
+            keras_compat.store_shape(variable, shape)
+            if shard is not None:
+                _shards.put(variable, shard)
 
 
 @final
@@ -388,7 +386,7 @@ def _track(original: Callable[..., None], *args: object) -> None:
 
 def _read(original: Callable[[Any], Any], variable: keras.Variable) -> Any:
     shard = _shards.get(variable)
-    if shard is None or shard.is_seen or _Reading.shards or keras_compat.is_symbolic():
+    if shard is None or _Reading.shards or keras_compat.is_symbolic():
         return original(variable)
     scope = keras_compat.get_stateless_scope()
     if scope is not None and scope.get_current_value(variable) is not None:
@@ -402,7 +400,7 @@ def _store(original: Callable[..., Any], variable: keras.Variable, value: Any) -
         return value
     shard = _shards.get(variable)
     in_scope = keras_compat.get_stateless_scope() is not None
-    if shard is None or shard.is_seen or in_scope:
+    if shard is None or in_scope:
         return original(variable, value)
     dtype = variable.dtype
     if not isinstance(value, np.ndarray):

@@ -344,23 +344,22 @@ class ProcessGroup(Group):
 
     def start_sum(self, flat: torch.Tensor) -> Waitable:
         """Starts an in-place all-reduce of a contiguous tensor, compressed if the user chose so."""
-        group = self._group
-        if self._compressed is None or flat.itemsize <= self._compressed.itemsize:
-            self._record("all_reduce", flat)
-            return _all_reduce(flat, group)
-        small = flat.to(self._compressed)
-        self._record("all_reduce", small)
-        return _all_reduce(small, group).get_future().then(lambda _: flat.copy_(small))
+        sent = self._compress(flat)
+        self._record("all_reduce", sent)
+        work: Any = dist.all_reduce(sent, group=self._group, async_op=True)
+        return work if sent is flat else work.get_future().then(lambda _: flat.copy_(sent))
 
     def start_sum_of_parts(self, flat: torch.Tensor) -> ReduceScatter:
         """Starts a reduce-scatter of a tensor of equal parts, compressed if the user chose so."""
-        sent = flat
-        if self._compressed is not None and flat.itemsize > self._compressed.itemsize:
-            sent = flat.to(self._compressed)
+        sent = self._compress(flat)
         own = sent.new_empty(len(flat) // self.size)
         self._record("reduce_scatter", sent)
         work = _scatter_sum(own, sent, group=self._group, async_op=True)
         return ReduceScatter(work, own, flat.dtype, self._between)
+
+    def _compress(self, flat: torch.Tensor) -> torch.Tensor:
+        dtype = self._compressed
+        return flat if dtype is None or flat.itemsize <= dtype.itemsize else flat.to(dtype)
 
     def start_gather_of_parts(self, part: torch.Tensor) -> tuple[Waitable, torch.Tensor]:
         """Starts an all-gather of equal parts; returns it and the tensor that will hold all."""
@@ -450,26 +449,19 @@ class ProcessGroup(Group):
         longest tensor.
         """
         sizes = self._exchange_sizes(label, tensors, axis)
-        longest: list[int] = sizes.amax(0).tolist()
         rows = [tensor.movedim(axis, 0) if tensor.ndim else tensor[None] for tensor in tensors]
-        parts = [
-            bytes_of(_pad(one, size) if like.ndim else one, self.device)
-            for one, size, like in zip(rows, longest, tensors, strict=True)
-        ]
+        longest: list[int] = sizes.amax(0).tolist()
+        parts = [bytes_of(_pad(*one), self.device) for one in zip(rows, longest, strict=True)]
         every = self._gathered_bytes(torch.cat(parts))
         columns = every.view(self.size, -1).split([len(part) for part in parts], 1)
         found: list[tuple[torch.Tensor, int]] = []
-        for number, (like, one, column) in enumerate(zip(tensors, rows, columns, strict=True)):
-            if not like.ndim:
-                found.append((_of_bytes(column[0], like.dtype, like.shape).to(like.device), 0))
-                continue
-            shape = torch.Size((self.size * longest[number], *one.shape[1:]))
-            whole = _of_bytes(column.reshape(-1), like.dtype, shape)
-            kept = torch.arange(longest[number]) < sizes[:, number, None]
-            if not kept.all():
-                whole = whole[kept.view(-1).nonzero().view(-1).to(whole.device)]
-            begin = int(sizes[: self.rank, number].sum())
-            found.append((whole.movedim(0, axis).contiguous().to(like.device), begin))
+        counts: list[list[int]] = sizes.T.tolist()
+        for like, one, column, theirs in zip(tensors, rows, columns, counts, strict=True):
+            shape = torch.Size((self.size, max(theirs), *one.shape[1:]))
+            padded = _of_bytes(column, like.dtype, shape)
+            whole = torch.cat([own[:count] for own, count in zip(padded, theirs, strict=True)])
+            whole = whole.movedim(0, axis).contiguous() if like.ndim else whole[0]
+            found.append((whole.to(like.device), sum(theirs[: self.rank])))
         return found
 
     def check_alike(self, label: str, tensors: Sequence[torch.Tensor]) -> None:
@@ -509,10 +501,6 @@ class ProcessGroup(Group):
             check_shapes([row[2 : 2 + row[1]] for row in theirs], axis)
 
 
-def _all_reduce(flat: torch.Tensor, group: dist.ProcessGroup | None) -> Any:
-    return dist.all_reduce(flat, group=group, async_op=True)
-
-
 def _pad(rows: torch.Tensor, size: int) -> torch.Tensor:
     missing = size - len(rows)
     return torch.cat([rows, rows.new_zeros(missing, *rows.shape[1:])]) if missing else rows
@@ -530,14 +518,14 @@ def bytes_of(tensor: torch.Tensor, device: torch.device | str) -> torch.Tensor:
 
 def _of_bytes(row: torch.Tensor, dtype: torch.dtype, shape: torch.Size) -> torch.Tensor:
     # The bytes are copied, because they may not be aligned for the type.
-    whole = torch.empty(shape.numel(), dtype=dtype, device=row.device)
-    whole.view(torch.uint8).copy_(row)
-    return whole.view(shape)
+    whole = row.clone(memory_format=torch.contiguous_format)
+    return whole.view(-1).view(dtype).view(shape)
 
 
 def _header(tensor: torch.Tensor) -> list[int]:
     shape = [*tensor.shape]
-    return [_TYPES.index(tensor.dtype), len(shape), *shape, *[0] * (_MOST_AXES - len(shape))]
+    beyond = [1] * (_MOST_AXES - len(shape))
+    return [_TYPES.index(tensor.dtype), len(shape), *shape, *beyond]
 
 
 # If torch has a default process group, as in a job, Keras 3.16 parallelizes by itself: it wraps

@@ -65,9 +65,7 @@ class GradientReducer:
         if self._buckets is not None and not self._buckets.begin(scope, weight):
             self._drop()
         if self._buckets is None:
-            self._buckets = self._new_buckets(self._model.trainable_weights, scope)
-            if self._buckets is not None:
-                self._buckets.begin(scope, weight)
+            self._buckets = self._new_buckets(self._model.trainable_weights, scope, weight)
 
     def sum_up(
         self,
@@ -104,7 +102,7 @@ class GradientReducer:
         return totals
 
     def _new_buckets(
-        self, variables: Sequence[keras.Variable], scope: ReplicaScope
+        self, variables: Sequence[keras.Variable], scope: ReplicaScope, weight: float
     ) -> HookedBuckets | None:
         """Returns buckets for variables that may have a gradient, None if there are none."""
         served = [
@@ -118,7 +116,7 @@ class GradientReducer:
         self._sum.agree(variables, len(variables))
         assert self._optimizer is not None  # `begin` has set it
         shards = self._sum.shards_of(self._optimizer, variables)
-        return HookedBuckets(variables, served, self._sum.group, scope, shards)
+        return HookedBuckets(variables, served, self._sum.group, scope, weight, shards=shards)
 
     def _drop(self) -> None:
         if self._buckets is not None:
@@ -136,6 +134,8 @@ class HookedBuckets(Buckets):
         served: Sequence[bool],
         group: ProcessGroup,
         scope: ReplicaScope,
+        weight: float,
+        *,
         shards: Mapping[int, Shard],
     ) -> None:
         """Makes the buckets, and registers a hook for each parameter for which `served` is True."""
@@ -155,9 +155,8 @@ class HookedBuckets(Buckets):
         )
         self._unserved = [index for index, is_served in enumerate(served) if not is_served]
         self._weights = scope.weights
-        self._weight = 1.0
-        self._scope = scope
-        self._is_open = False
+        self._weight, self._scope = weight, scope
+        self._is_open = True
         itself: weakref.ref[HookedBuckets] = weakref.ref(self)
         self._hooks = [
             parameter.register_post_accumulate_grad_hook(
