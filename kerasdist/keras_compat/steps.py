@@ -10,7 +10,7 @@ from typing import Any
 from kerasdist.core.internals import internals_of
 from kerasdist.keras_compat import internals
 from kerasdist.keras_compat.models import backend_name, ops
-from kerasdist.keras_compat.variables import store_values, stored_values
+from kerasdist.keras_compat.variables import stored_values
 
 
 @cache
@@ -65,14 +65,6 @@ def put_state(model: Any, state: Mapping[str, Any]) -> None:
 def take_jax_state(model: Any, **which: bool) -> tuple[Any, ...]:
     """Returns the values of variables in the form that Keras's loops use."""
     return internals.GET_JAX_STATE.of(model)(**which)
-
-
-def purge_variables(model: Any, which: Mapping[str, bool]) -> None:
-    """Takes the values out of the variables, as Keras does, so that there is only one copy."""
-    for name in (name for name, is_taken in which.items() if is_taken):
-        is_slots = name == "optimizer_variables"
-        variables = model.optimizer.variables if is_slots else getattr(model, name)
-        store_values(variables, [None] * len(variables))
 
 
 # The following functions are for all backends.

@@ -269,7 +269,7 @@ class JaxTrainer(ReplicatedTrainer):
             self._steps_thread = threading.get_ident()
             for name, several in variables.items():
                 donation.mark_in_steps(several, self._copy_in_steps, name)
-            keras_compat.purge_variables(model, which)
+                keras_compat.store_values(several, [None] * len(several))
         return state
 
     def _copy_in_steps(self, variable: keras.Variable, name: str, index: int) -> Any:

@@ -114,6 +114,7 @@ class ReplicaScope(Scope):
         super().__init__()
         self.state_mapping.update(values)
         self.exchange = exchange
+        exchange.base = self
         self.read: dict[int, keras.Variable] = {}
         self.apart: dict[int, keras.Variable] = {}
         self._held = set(held)

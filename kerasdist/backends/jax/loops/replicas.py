@@ -149,9 +149,7 @@ class JaxReplicaSet(ReplicaSet):
 
     def checksums(self, variables: Sequence[keras.Variable]) -> list[int]:
         """Returns a checksum of each variable's value on this worker; 0 for a sharded variable."""
-        values = keras_compat.stored_values(variables)
-        sums = iter(checksums_of([one for one in values if not is_sharded(one)]))
-        return [0 if is_sharded(one) else next(sums) for one in values]
+        return checksums_of(keras_compat.stored_values(variables))
 
     def is_tracing(self) -> bool:
         """Returns whether this thread is tracing a program."""
@@ -176,4 +174,4 @@ def _in_order_of(
         return list(devices)
     here = [one for one in jax_devices if one.process_index == jax.process_index()]
     names = dict(zip(here, devices, strict=True))
-    return [names[one] for one in place.devices if one in names]
+    return [names[one] for one in place.layout.local]

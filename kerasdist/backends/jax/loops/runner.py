@@ -138,7 +138,6 @@ class JaxRunner(Runner):
 
             def traced(shapes: Sequence[Any], exchange: Exchange) -> Traced:
                 scope = ReplicaScope(values, program.held, outer, self._replicas, exchange)
-                exchange.base = scope
                 sizes = iter(shapes)
                 own_leaves = [
                     cut(arrays[i], next(sizes)) if i in padded else arrays.get(i, x)
