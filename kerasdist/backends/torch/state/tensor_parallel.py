@@ -137,7 +137,7 @@ class LayoutWeights(ShardedWeights):
         draw_all()
         self._draw_alike()
         hook = register_module_forward_hook(self._lay_out_output)
-        with private.intercept(self._run):
+        with private.intercept(self._run, DTensor):
             try:
                 yield
             finally:
@@ -224,14 +224,14 @@ class LayoutWeights(ShardedWeights):
             leaf = self._leaf(variable)
             placements = _WHOLE if leaf is None else leaf.placements
             whole: Any = gradient.detach()
-            return whole.redistribute(placements=placements).to_local()
+            if whole.placements != placements:
+                whole = whole.redistribute(placements=placements)
+            return whole.to_local()
         is_whole = shard is not None and tuple(gradient.shape) == shard.shape
         return shard.cut_inside(gradient) if shard is not None and is_whole else gradient
 
     def _run(self, operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Runs an operation of torch, by DTensor's rules if any argument is one."""
-        if not any(isinstance(one, DTensor) for one in flatten([args, kwargs])):
-            return operation(*args, **kwargs)
+        """Runs an operation of torch of which an argument is a DTensor, by DTensor's rules."""
         own = _RULES.get(operation)
         result = None if own is None else own(self._mesh, *args)
         if result is not None:
@@ -296,11 +296,9 @@ class LayoutWeights(ShardedWeights):
 
 
 def _summed(result: Any) -> Any:
-    """Returns a result that several operations can read: parts of rows can be summed only once."""
-    if isinstance(result, DTensor):
-        [place] = result.placements
-        if isinstance(place, Partial) and type(place) is not Partial:
-            return result.redistribute(placements=_WHOLE)
+    """Returns a result without a sum that is left to do, which else each use of it does again."""
+    if isinstance(result, DTensor) and result.placements[0].is_partial():
+        return result.redistribute(placements=_WHOLE)
     return result
 
 
