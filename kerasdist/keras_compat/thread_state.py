@@ -112,6 +112,11 @@ def maker_of_variable() -> Any:
     return scopes[-1].caller if scopes else None
 
 
+def path_of_call() -> str:
+    """Returns the path of the layer that this thread is calling, within those around it."""
+    return "/".join(scope.name for scope in of_thread(internals.NAME_SCOPES) or ())
+
+
 def is_of_optimizer() -> bool:
     """Returns whether a variable that this thread is making belongs to an optimizer."""
     return isinstance(maker_of_variable(), keras.Optimizer)

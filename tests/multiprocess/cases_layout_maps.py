@@ -170,6 +170,15 @@ def bad_maps(lab):
         model = even()
     with lab.raises(ValueError, r"Received: key='absent/kernel', which no variable has"):
         model.fit(x, y, verbose=0)
+    nearest = r"Received: key='.\*uq/output'.*nearest paths are .*up/output"
+    for key, axes, said in (
+        (".*uq/output", ("batch", "model"), nearest),
+        (".*up/output", ("batch", None, "model"), "layout=.*for '.*up/output' of shape="),
+    ):
+        with lab.strategy(sharding=_map(lab, {key: axes})).scope():
+            model = even()
+        with lab.raises(ValueError, said):
+            model.fit(x, y, verbose=0)
 
     with lab.raises(kd.errors.UnsupportedError, "rows of a replica.*Received: a dataset of which"):
         absent.distribute_datasets_from_function(lambda context: [(x, y)])
@@ -356,3 +365,78 @@ def restarted(lab):
                 model.fit(x, y, epochs=epochs, callbacks=backups, **options)
             found.append([model.get_weights(), optimizer_values(model)])
     lab.equal(*found)
+
+
+def _of_laid_out_layers(seen):
+    layers = keras.layers
+
+    class Seen(layers.Layer):
+        """Notes how each worker has what it is called with."""
+
+        def call(self, inputs):
+            for value in keras.tree.flatten(inputs):
+                if hasattr(value, "placements"):
+                    kind = keras.backend.standardize_dtype(value.dtype)
+                    place = str(value.placements[0])
+                    seen.append((self.name, kind, place, tuple(value.to_local().shape)))
+            return inputs
+
+    class Parts(layers.Layer):
+        """A structure of floats, whole numbers and truth values."""
+
+        def call(self, inputs, numbers):
+            return {"x": inputs, "others": [numbers, numbers > 5]}
+
+    def build():
+        ids = keras.Input((4,), dtype="int32")
+        x = layers.Embedding(12, 8, name="table")(ids)
+        x = Seen(name="steps")(layers.LayerNormalization(name="by_steps")(x))
+        x = x + layers.Dense(8, name="down")(layers.Dense(16, "gelu", name="up")(x))
+        x = Seen(name="rows")(layers.Dropout(0.3, name="by_rows")(x))
+        numbers = keras.ops.repeat(ids[:, :, None], 8, -1)
+        parts = Seen(name="features")(Parts(name="parts")(x, numbers))
+        for one in parts["others"]:
+            x = x * (1 + keras.ops.cast(one, "float32") / 12)
+        x = Seen(name="whole")(layers.Dense(7, "tanh", name="odd")(x + parts["x"]))
+        model = keras.Model(ids, layers.Dense(4)(layers.Flatten()(x)))
+        return compiled(model, keras.optimizers.SGD(0.01, momentum=0.9), "mse")
+
+    return build
+
+
+FLOAT = "float32"
+OF_OUTPUTS = {
+    ".*up/kernel": (None, "model"),
+    ".*down/kernel": ("model", None),
+    ".*by_steps/output": ("batch", "model", None),
+    ".*by_rows/output": ("model", None),
+    ".*parts/output": (None, None, "model"),
+    ".*odd/output": ("batch", None, "model"),
+}
+
+
+@case("workers", backends=BACKENDS)
+def outputs(lab):
+    """A LayoutMap's keys for layers' outputs: steps, rows or features over a replica's workers."""
+    replicas, each = _shape(lab)
+    if not _by_pairs(lab) or each == 1:
+        return
+    seen, random = [], np.random.default_rng(0)
+    x = random.integers(0, 12, (9, 4)).astype("int32")
+    y = random.normal(size=(9, 4)).astype("float32")
+    before = kd.config.draws()
+    kd.config.set_draws("global")
+    try:
+        with lab.told("divide the output of a layer evenly") as told:
+            _trained(lab, _of_laid_out_layers(seen), OF_OUTPUTS, x, y)
+    finally:
+        kd.config.set_draws(before)
+    if lab.backend != "torch":
+        return
+    found = {(name, kind, place, *shape[1:]) for name, kind, place, shape in seen}
+    expected = {("features", kind, "S(2)", 4, 8 // each) for kind in ("bool", "int32", FLOAT)}
+    expected |= {("steps", FLOAT, "S(1)", 4 // each, 8), ("whole", FLOAT, "R", 4, 7)}
+    lab.equal(sorted(expected), sorted(one for one in found if one[0] != "rows"))
+    # the rows of a whole batch, those of an odd number are on each worker
+    lab.check(("rows", FLOAT, "S(0)", (4 // replicas // each, 4, 8)) in seen, f"{seen}")
+    lab.check(any("'functional/odd/output' of shape" in one for one in told), f"{told}")

@@ -13,15 +13,13 @@ from kerasdist.errors import DeviceError
 class MapReader:
     """Looks up weights, and outputs of layers, in a LayoutMap by their paths; checks the map."""
 
-    def __init__(
-        self, layout_map: Any, sizes: Mapping[str, int], *, of_outputs: bool = False
-    ) -> None:
-        """Stores the map, the sizes of its mesh's axes, and whether it may lay out outputs."""
+    def __init__(self, layout_map: Any, sizes: Mapping[str, int]) -> None:
+        """Stores the map, and the sizes of its mesh's axes."""
         self._map = layout_map
         self._sizes = sizes
-        self._of_outputs = of_outputs
         self._paths: set[str] = set()  # paths of all weights that were looked up
-        self._outputs: set[str] = set()  # paths of layers' outputs that were looked up in a trace
+        # Those of layers' outputs, from the first step: what was found, of how many paths and keys.
+        self._outputs: dict[str, tuple[tuple[int, int], list[str | None] | None]] = {}
         self._looked_through = 0, 0, 0  # the numbers of paths and keys at the last check
 
     def require_useful(self) -> None:
@@ -29,20 +27,18 @@ class MapReader:
         there = len(self._paths), len(self._map), len(self._outputs)
         if there == self._looked_through:  # Every step calls this method.
             return
-        paths = self._paths | self._outputs
+        paths = self._paths | self._outputs.keys()
         used = {id(self._map[path]) for path in paths}
-        output = ", or of a layer's output, such as 'sequential/dense/output'"
         for key, layout in self._map.items():
-            may_follow = self._of_outputs and key.endswith("output") and not self._outputs
+            may_follow = key.endswith("output") and not self._outputs
             if id(layout) not in used and not may_follow:
                 near = difflib.get_close_matches(key, paths, 3, cutoff=0.0)
                 raise ValueError(
-                    "Expected each key of the LayoutMap to be the path of a variable"
-                    f"{output * self._of_outputs}, or a regular expression for all of one. "
-                    f"Received: key={key!r}, which no variable has that was made so far"
-                    f"{', and no output' * self._of_outputs}; the nearest paths are "
-                    f"{', '.join(near)}. Correct the key, leave it out, or make the model that it "
-                    "is for before the first step."
+                    "Expected each key of the LayoutMap to be the path of a variable, or of a "
+                    "layer's output, such as 'sequential/dense/output', or a regular expression "
+                    f"for all of one. Received: key={key!r}, which no variable has that was made "
+                    f"so far, and no output; the nearest paths are {', '.join(near)}. Correct the "
+                    "key, leave it out, or make the model that it is for before the first step."
                 )
         self._looked_through = there
 
@@ -51,11 +47,14 @@ class MapReader:
 
         Returns None if the map has no key for the output, or if the key is for variables, too.
         """
-        self._outputs.add(path)
-        layout = self._map[path]
-        if layout is None or any(self._map[one] is layout for one in self._paths):
-            return None
-        return self._dividing(layout)
+        there = len(self._paths), len(self._map)
+        before, axes = self._outputs.get(path, (None, None))
+        if before != there:
+            layout = self._map[path]
+            is_own = layout is not None and all(self._map[one] is not layout for one in self._paths)
+            axes = self._dividing(layout) if is_own else None
+            self._outputs[path] = there, axes
+        return axes
 
     def axes(self, weight: Any, shape: Sequence[int]) -> list[str | None] | None:
         """Returns, for each axis of a weight or of its slot, the mesh's axis that shards it.

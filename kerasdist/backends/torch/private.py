@@ -102,21 +102,26 @@ def compiler_errors() -> tuple[type[Exception], ...]:
 Run = Callable[[Any, Sequence[Any], Mapping[str, Any]], object]
 
 
-def intercept(run: Run) -> AbstractContextManager[object]:
-    """Returns a context in which ``run(operator, args, kwargs)`` runs each operator of torch."""
-    return _interceptor()(run)
+def intercept(run: Run, kind: type | None = None) -> AbstractContextManager[object]:
+    """Returns a context in which ``run(operation, args, kwargs)`` runs each operation of torch.
+
+    With a `kind` of tensors, it runs those alone that have such an argument.
+    """
+    return _interceptor()(run, kind)
 
 
 @functools.cache
 def _interceptor() -> type[Any]:
     class Interceptor(internals.DISPATCH_MODE.get()):
-        def __init__(self, run: Run) -> None:
+        def __init__(self, run: Run, kind: type | None) -> None:
             super().__init__()
-            self.run = run
+            self.run, self.kind = run, kind
 
         def __torch_dispatch__(
-            self, func: object, types: object, args: Any = (), kwargs: Any = None
+            self, func: Any, types: Sequence[type], args: Any = (), kwargs: Any = None
         ) -> object:
+            if self.kind is not None and self.kind not in types:
+                return func(*args, **(kwargs or {}))
             return self.run(func, args, kwargs or {})
 
     return Interceptor

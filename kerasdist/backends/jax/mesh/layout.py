@@ -216,7 +216,7 @@ class ByLayoutMap:
 
     def __init__(self, layout_map: Any, sizes: Mapping[str, int], names: Mapping[str, str]) -> None:
         """Stores the map, the sizes of its mesh's axes, and their names in the strategy's mesh."""
-        self._reader = MapReader(layout_map, sizes, of_outputs=True)
+        self._reader = MapReader(layout_map, sizes)
         self._names = names
 
     def require_useful(self, variables: Iterable[keras.Variable]) -> None:

@@ -113,7 +113,7 @@ class LayoutRules(ShardRules):
         self._reader = MapReader(layout_map, sizes)
         self.row, self.column = workers.in_grid(mesh.shape[1])
         self._owners: VariableTable[Any] = VariableTable()
-        self.weights = LayoutWeights(self.row)
+        self.weights = LayoutWeights(self.row, self._reader, self._axes[1])
 
     def new_state(self, optimizer: keras.optimizers.Optimizer) -> LayoutOptimizer:
         """Returns a new sharded state for an optimizer."""

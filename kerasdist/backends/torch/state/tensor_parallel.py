@@ -22,17 +22,20 @@ import torch
 from torch.distributed.tensor import DTensor, Partial, Replicate
 from torch.distributed.tensor import Shard as Along
 from torch.distributed.tensor.experimental import implicit_replication
+from torch.nn.modules.module import register_module_forward_hook
 
 from kerasdist import keras_compat
 from kerasdist.backends.torch import private
 from kerasdist.backends.torch.replica.placing import default_generators
 from kerasdist.backends.torch.state.gathered import ShardedWeights
 from kerasdist.backends.torch.state.shards import Shard, draw_all, shard_of
+from kerasdist.core.context import current
 from kerasdist.core.ownership import VariableTable
 from kerasdist.core.structures import flatten, map_leaves
 from kerasdist.core.user_warnings import warn_user
 
 if TYPE_CHECKING:
+    from kerasdist.backends.base.layout_maps import MapReader
     from kerasdist.backends.torch.state.layout_shards import LayoutShard
     from kerasdist.backends.torch.workers.process_group import ProcessGroup
 
@@ -91,9 +94,9 @@ class LayoutWeights(ShardedWeights):
 
     advice = "Leave it out of the LayoutMap, so that it is whole on each worker."
 
-    def __init__(self, row: ProcessGroup) -> None:
-        """Starts without weights; `row`: the workers of this worker's replica."""
-        self._row = row
+    def __init__(self, row: ProcessGroup, reader: MapReader, inside: str) -> None:
+        """Starts without weights; the workers in `row`, a replica's, divide the axis `inside`."""
+        self._row, self._reader, self._inside = row, reader, inside
         self._mesh = row.mesh()
         self._leaves: VariableTable[Leaf] = VariableTable()
         self._told: set[str] = set()
@@ -134,11 +137,51 @@ class LayoutWeights(ShardedWeights):
         """Computes with DTensors, and lets the workers of a replica draw equal numbers."""
         draw_all()
         self._draw_alike()
-        with private.intercept(self._run):
+        hook = register_module_forward_hook(self._lay_out_output)
+        with private.intercept(self._run, DTensor):
             try:
                 yield
             finally:
+                hook.remove()
                 self.release()
+        self._reader.require_useful()
+
+    def _lay_out_output(self, layer: torch.nn.Module, _: object, outputs: Any) -> Any:
+        """Returns the output of a layer as the map lays it out; None to leave it as it is."""
+        # code in other threads, which reads data ahead, is in no replica
+        if not isinstance(layer, keras.Layer) or current.replica is None:
+            return None
+        path = f"{keras_compat.path_of_call()}/output"
+        axes = self._reader.output_axes(path)
+        if axes is None:
+            return None
+        return map_leaves(lambda leaf: self._lay_out(leaf, path, axes), outputs)
+
+    def _lay_out(self, leaf: Any, path: str, axes: Sequence[str | None]) -> Any:
+        """Returns a tensor whose axes the workers of a replica divide; the replica has all rows."""
+        if not isinstance(leaf, torch.Tensor) or leaf.is_meta:
+            return leaf
+        if leaf.ndim < len(axes):
+            raise ValueError(
+                "Expected an output with as many axes as its layout in the LayoutMap, or more. "
+                f"Received: layout={tuple(axes)} for {path!r} of shape={tuple(leaf.shape)}. "
+                "Change the LayoutMap."
+            )
+        place: Any = Along(axes.index(self._inside)) if self._inside in axes else _REPLICATED
+        if place.is_shard() and leaf.shape[place.dim] % self._mesh.size():
+            place = _REPLICATED  # some of DTensor's rules count on even blocks
+            self._tell(
+                path,
+                "Expected the workers of a replica to divide the output of a layer evenly, so "
+                f"each worker has it whole. Received: layout={tuple(axes)} for {path!r} of "
+                f"shape={tuple(leaf.shape)}, over {self._mesh.size()} workers.",
+            )
+        joined = leaf if isinstance(leaf, DTensor) else _placed(leaf, self._mesh)
+        found = joined.redistribute(placements=(place,))
+        mask = keras_compat.get_keras_mask(leaf)
+        if mask is not None:
+            keras_compat.set_keras_mask(found, mask)
+        return found
 
     def _draw_alike(self) -> None:
         generators = default_generators(self._row.device)
@@ -180,14 +223,14 @@ class LayoutWeights(ShardedWeights):
             leaf = self._leaf(variable)
             placements = _WHOLE if leaf is None else leaf.placements
             whole: Any = gradient.detach()
-            return whole.redistribute(placements=placements).to_local()
+            if whole.placements != placements:
+                whole = whole.redistribute(placements=placements)
+            return whole.to_local()
         is_whole = shard is not None and tuple(gradient.shape) == shard.shape
         return shard.cut_inside(gradient) if shard is not None and is_whole else gradient
 
     def _run(self, operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Runs an operator of torch, by DTensor's rules if any argument is a DTensor."""
-        if not any(isinstance(one, DTensor) for one in flatten([args, kwargs])):
-            return operation(*args, **kwargs)
+        """Runs an operation of torch of which an argument is a DTensor, by DTensor's rules."""
         own = _RULES.get(operation)
         result = None if own is None else own(self._mesh, *args)
         if result is not None:
@@ -200,7 +243,12 @@ class LayoutWeights(ShardedWeights):
             except (NotImplementedError, RuntimeError) as error:
                 if not _has_no_rule(error):
                     raise
-        self._tell(str(operation))
+        self._tell(
+            str(operation),
+            f"torch's DTensor has no rule for {operation}, so each worker of a replica computes "
+            "it from whole values: the numbers are the same, and it takes the memory and time of "
+            "one device. Received: a LayoutMap that divides what it is computed from.",
+        )
         return self._run_whole(operation, args, kwargs)
 
     def _run_whole(self, operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -240,23 +288,16 @@ class LayoutWeights(ShardedWeights):
         source = _placed(whole, self._mesh)
         target.to_local().copy_(source.redistribute(placements=target.placements).to_local())
 
-    def _tell(self, operation: str) -> None:
-        if operation in self._told:
-            return
-        self._told.add(operation)
-        warn_user(
-            f"torch's DTensor has no rule for {operation}, so each worker of a replica computes "
-            "it from whole values: the numbers are the same, and it takes the memory and time of "
-            "one device. Received: a LayoutMap that divides what it is computed from."
-        )
+    def _tell(self, about: str, message: str) -> None:
+        if about not in self._told:
+            self._told.add(about)
+            warn_user(message)
 
 
 def _summed(result: Any) -> Any:
-    """Returns a result; reduces a masked partial sum, which DTensor could reduce only once."""
-    if isinstance(result, DTensor):
-        [place] = result.placements
-        if isinstance(place, Partial) and type(place) is not Partial:
-            return result.redistribute(placements=_WHOLE)
+    """Returns a result without a sum that is left to do, which else each use of it does again."""
+    if isinstance(result, DTensor) and result.placements[0].is_partial():
+        return result.redistribute(placements=_WHOLE)
     return result
 
 
