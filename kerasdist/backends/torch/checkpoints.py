@@ -7,6 +7,7 @@ import math
 import warnings
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, final
 
 import keras
@@ -20,6 +21,7 @@ from kerasdist import keras_compat
 from kerasdist.backends.base.interface import CheckpointFormat, Key, ReplicaSet
 from kerasdist.backends.base.variable_rules import is_on_read
 from kerasdist.backends.torch.state import shards
+from kerasdist.core import whole_files
 
 # Offsets and sizes of a box along each axis of a variable, and where it begins in flattened values.
 _Box = tuple[tuple[int, ...], tuple[int, ...], int]
@@ -44,8 +46,15 @@ class DcpFormat(CheckpointFormat):
         """Writes variables; each process writes its shards, and a part of what all hold."""
         shards.draw_all()
         tensors: Any = keras.tree.map_structure(_tensor_of, tree)
+        writer = None if whole_files.is_remote(path) else _Writer(path)
         with _at_work(path):
-            dcp.save(tensors, checkpoint_id=path, planner=_SavePlanner(), **_group_of(replicas))
+            dcp.save(
+                tensors,
+                checkpoint_id=path,
+                storage_writer=writer,
+                planner=_SavePlanner(),
+                **_group_of(replicas),
+            )
 
     def load(
         self, path: str, wanted: Sequence[tuple[Key, keras.Variable]], replicas: ReplicaSet | None
@@ -139,6 +148,14 @@ def _apart(tree: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, _FlatShar
 
 @final
 class _SavePlanner(dcp.DefaultSavePlanner):
+    """Saves shards too.
+
+    Attributes:
+        path: The path of the variable of which a value was asked for last.
+    """
+
+    path = ""
+
     def set_up_planner(
         self, state_dict: Any, storage_meta: Any = None, is_coordinator: bool = False
     ) -> None:
@@ -163,8 +180,38 @@ class _SavePlanner(dcp.DefaultSavePlanner):
 
     def lookup_object(self, index: MetadataIndex) -> Any:
         """Returns what is to be written."""
+        self.path = "/".join(map(str, self.mappings[index.fqn][1:]))
         shard = self._flat.get(index.fqn)
         return super().lookup_object(index) if shard is None else shard.box(index)
+
+
+@final
+class _Writer(dcp.FileSystemWriter):
+    """Writes this worker's file; an error says where, and torch hands it to all workers."""
+
+    def write_data(self, plan: dcp.SavePlan, planner: Any) -> Any:
+        """Writes the values."""
+        try:
+            return super().write_data(plan, planner)
+        except Exception as error:
+            file = Path(self.path, f"{plan.storage_data.prefix}0.distcp")
+            raise OSError(
+                f"{_first_of(error)}, at the variable {planner.path!r} in '{file}'"
+            ) from error
+
+    def finish(self, *args: Any) -> None:
+        """Writes what says where the values are."""
+        try:
+            super().finish(*args)
+        except OSError as error:
+            raise OSError(f"{error}, in '{Path(self.path, DcpFormat.marker)}'") from error
+
+
+def _first_of(error: BaseException) -> BaseException:
+    """Returns the first error of a chain: torch's own writer of archives adds another one."""
+    while error.__context__ is not None:
+        error = error.__context__
+    return error
 
 
 @final
