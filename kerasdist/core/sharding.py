@@ -156,6 +156,7 @@ class HeldShard:
         write: A function that replaces the shard's elements by the elements of a NumPy array of any
         shape.
         is_first: Whether this is the first of several equal shards, if each machine has one.
+        path: The path of the variable, which errors name.
     """
 
     region: Region
@@ -163,6 +164,7 @@ class HeldShard:
     read: Callable[[], np.ndarray[Any, Any]]
     write: Callable[[np.ndarray[Any, Any]], None]
     is_first: bool = True
+    path: str = ""
 
 
 def scaled(value: float) -> tuple[float, str]:

@@ -199,10 +199,10 @@ class _Writer(dcp.FileSystemWriter):
                 f"{_first_of(error)}, at the variable {planner.path!r} in '{file}'"
             ) from error
 
-    def finish(self, *args: Any) -> None:
+    def finish(self, metadata: Any, results: Any) -> None:
         """Writes what says where the values are."""
         try:
-            super().finish(*args)
+            super().finish(metadata, results)
         except OSError as error:
             raise OSError(f"{error}, in '{Path(self.path, DcpFormat.marker)}'") from error
 
