@@ -206,6 +206,11 @@ def that_do_not_fit(lab):
         same(kept, state(model))
         kd.save_checkpoint(larger, path)
         assert [one.name for one in folder.iterdir()] == ["one"]
+        if lab.backend == "torch":  # a file says how many bytes it should have
+            [file] = path.glob("*.distcp")
+            with file.open("r+b") as short:
+                short.truncate(20_000)
+            refused(large, r"'sequential/up/kernel', since '__0_0.distcp' has 20000 bytes of at")
 
 
 @case(TOPIC, replicas=(2,), like="checkpoints.written_and_read")

@@ -35,12 +35,30 @@ class DcpFormat(CheckpointFormat):
 
     def shapes(self, path: str) -> Mapping[Key, tuple[int, ...]]:
         """Returns the shapes of a checkpoint's tensors."""
-        names, entries = _read(path)
+        names, metadata = _read(path)
+        entries = metadata.state_dict_metadata
         return {
             key: tuple(entries[name].size)
             for key, name in names.items()
             if isinstance(entries[name], dcp.TensorStorageMetadata)
         }
+
+    def lacking(self, path: str, wanted: Mapping[Key, str]) -> list[str]:
+        """Returns the arrays of which a file on this machine is too short."""
+        if whole_files.is_remote(path):
+            return []
+        names, metadata = _read(path)
+        variables = {names[key]: variable for key, variable in wanted.items()}
+        sizes = {file.name: file.stat().st_size for file in Path(path).iterdir()}
+        found: list[str] = []
+        for index, place in metadata.storage_data.items():
+            file, end = place.relative_path, place.offset + place.length
+            if index.fqn in variables and sizes.get(file, 0) < end:
+                found.append(
+                    f"{variables[index.fqn]!r}, since '{file}' has {sizes.get(file, 0)} bytes of at "
+                    f"least {end}"
+                )
+        return found
 
     def save(self, path: str, tree: Mapping[str, Any], replicas: ReplicaSet | None) -> None:
         """Writes variables; each process writes its shards, and a part of what all hold."""
@@ -76,12 +94,12 @@ class DcpFormat(CheckpointFormat):
                 variable.assign(targets[names[key]])
 
 
-def _read(path: str) -> tuple[dict[Key, str], Mapping[str, Any]]:
-    """Returns the names of a checkpoint's entries by their places in its tree, and the entries."""
+def _read(path: str) -> tuple[dict[Key, str], Any]:
+    """Returns the names of a checkpoint's entries by their places in its tree, and its metadata."""
     found = dcp.FileSystemReader(path).read_metadata()
     places: Mapping[str, Sequence[object]] = found.planner_data or {}
-    entries = found.state_dict_metadata
-    return {tuple(map(str, places.get(name, (name,)))): name for name in entries}, entries
+    names = found.state_dict_metadata
+    return {tuple(map(str, places.get(name, (name,)))): name for name in names}, found
 
 
 def _group_of(replicas: Any) -> dict[str, Any]:
