@@ -169,6 +169,7 @@ def load_checkpoint(
                 )
             elif is_needed:
                 wrong.append(f"{variable.path!r}, which is not there")
+    wrong += form.lacking(folder, {key: one.path for key, one in pairs.values()})
     _refuse(job, _refusal(model, folder, wrong, [*weights, *slots]))
     if replicas is not None:
         replicas.initial_broadcast.ensure()

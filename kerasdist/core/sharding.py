@@ -153,8 +153,10 @@ class HeldShard:
         region: Which elements of the variable the shard has.
         dtype: The name of the elements' type.
         read: A function that returns the shard's elements, as a NumPy array of any shape.
-        write: A function that replaces the shard's elements by those of a NumPy array of any shape.
-        is_first: Whether this is the first of the equal shards that several machines hold.
+        write: A function that replaces the shard's elements by the elements of a NumPy array of any
+        shape.
+        is_first: Whether this is the first of several equal shards, if each machine has one.
+        path: The path of the variable, which errors name.
     """
 
     region: Region
@@ -162,6 +164,7 @@ class HeldShard:
     read: Callable[[], np.ndarray[Any, Any]]
     write: Callable[[np.ndarray[Any, Any]], None]
     is_first: bool = True
+    path: str = ""
 
 
 def scaled(value: float) -> tuple[float, str]:

@@ -1,4 +1,4 @@
-"""Saving in a job: the file is complete, whichever workers call `save`.
+"""Saving under a strategy: the file is complete or as it was, whichever workers call `save`.
 
 If all workers save to one path, the chief writes the file and the others wait for it. If each
 worker has a path of its own, or only one worker saves, each writes its own file. See ADR 15.
@@ -19,6 +19,7 @@ import math
 import os
 import shutil
 import tempfile
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -51,8 +52,7 @@ def save(
 ) -> Any:
     """Calls Keras's function that writes a model, but only on the workers that must write it."""
     trainer = trainer_of(model)
-    job = None if trainer is None else trainer.replicas.job
-    if job is None or not isinstance(filepath, str | os.PathLike):
+    if trainer is None or not isinstance(filepath, str | os.PathLike):
         return original(model, filepath, *args, **kwargs)
     path = os.fspath(filepath)
     # A temporary name: a callback of kerasdist saves, and does so on the chief alone.
@@ -61,9 +61,10 @@ def save(
     if not whole_files.is_remote(path):
         path = str(Path(path).absolute())
 
-    is_one_file = _is_one_file(original.__name__, *args, **kwargs)
+    job, function = trainer.replicas.job, original.__name__
+    is_one_file = _is_one_file(function, *args, **kwargs)
     makes_folders = not is_one_file or kwargs.get("zipped") is False or whole_files.is_remote(path)
-    all_read = trainer is not None and trainer.replicas.reads_need_all_workers
+    all_read = trainer.replicas.reads_need_all_workers
 
     def write() -> None:
         # `replacing` writes to the target of a link, so the target's folder is checked.
@@ -72,17 +73,34 @@ def save(
             # this worker's reads, so they are made here.
             with tempfile.TemporaryDirectory() as folder:
                 write_into(folder)
-        if not is_one_file or Path(path).is_dir():
-            # No temporary name is used, because replacing a folder would remove other files in it.
+        try:
+            write_whole()
+        except OSError as error:
+            if error.filename is not None or error.errno is None:
+                raise
+            why = os.strerror(error.errno)
+            raise OSError(error.errno, f"{why}{_place_of(error)}, in", path) from error
+
+    def write_whole() -> None:
+        if function == "save_weights_only" and not (is_one_file or whole_files.is_remote(path)):
+            # Files that name each other, each of which replaces the one that was there.
+            with tempfile.TemporaryDirectory(prefix="unfinished-", dir=Path(path).parent) as folder:
+                write_into(folder)
+                for file in Path(folder).iterdir():
+                    file.replace(Path(path).with_name(file.name))
+        elif not is_one_file or Path(path).is_dir():
+            # No temporary name is used, because to replace a folder would remove other files in it.
             original(model, path, *args, **kwargs)
-            return
-        with whole_files.replacing(path) as name:
-            original(model, name, *args, **kwargs)
+        else:
+            with whole_files.replacing(path) as name:
+                original(model, name, *args, **kwargs)
 
     def write_into(folder: str) -> None:
         original(model, str(Path(folder, Path(path).name)), *args, **kwargs)
 
-    if job.is_chief:
+    if job is None:
+        write()
+    elif job.is_chief:
         job.write_for_all(write, path)
     elif all_read:
         # The chief's reads need this worker, so it saves too, to a temporary folder.
@@ -94,6 +112,25 @@ def save(
     elif not job.is_written_by_chief(path):
         write()
     return None
+
+
+def _place_of(error: OSError) -> str:
+    """Returns at which variable Keras was when an error came, to be said; "" if at none."""
+    owner: Any = None
+    key, value, found = "", None, False
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        known = frame.f_locals
+        if frame.f_code.co_name == "save_own_variables":  # public: users write their own
+            owner = known.get("self")
+        elif frame.f_code.co_name == "__setitem__" and owner is not None and "key" in known:
+            key, value, found = str(known["key"]), known.get("value"), True
+    if not found:
+        return ""
+    # Layers with adapters, or quantized, write other values, or in another order.
+    its = owner.variables[int(key)] if key.isdigit() and int(key) < len(owner.variables) else None
+    if its is not None and tuple(its.shape) == np.shape(value):
+        return f", at the variable {its.path!r}"
+    return f", at entry {key!r} of the layer {getattr(owner, 'path', owner.name)!r}"
 
 
 def refuse_save(
@@ -262,7 +299,10 @@ def _write(path: Path, entries: Mapping[str, keras.KerasTensor], symbols: _Symbo
     path.unlink()  # KerasHub's file may have other permissions than a new file
     with path.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
-        for entry in entries.values():
+        for name, entry in entries.items():
             value = keras_compat.value_of(entry, lambda one: symbols.variables[id(one)])
             array = keras.ops.convert_to_numpy(keras.ops.cast(value, entry.dtype))
-            np.ascontiguousarray(array).reshape(-1).view(np.uint8).tofile(file)
+            try:
+                np.ascontiguousarray(array).reshape(-1).view(np.uint8).tofile(file)
+            except OSError as error:
+                raise OSError(f"{error}, at the entry {name!r} in '{path}'") from error

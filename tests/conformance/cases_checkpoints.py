@@ -1,6 +1,7 @@
 """Checkpoints of Orbax (JAX) and of torch.distributed.checkpoint: ours, and those of users."""
 
 import contextlib
+import re
 import resource
 import sys
 from importlib import import_module
@@ -39,6 +40,28 @@ def same(one, other):
     assert len(one) == len(other)
     for expected, actual in zip(one, other, strict=True):
         np.testing.assert_array_equal(expected, actual)
+
+
+def large():
+    return stack([keras.layers.Dense(20_000, name="up")])
+
+
+@contextlib.contextmanager
+def files_of_at_most(size: int):
+    """Lets this process's writes fail as on a full disk, beyond a size of a file."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+# How errors of a full disk name a variable and a file. Orbax writes several variables at once.
+_PLACE = {
+    "jax": r'Error writing "[a-z_]+_variables\.[\w.]+/.*Failed writing: ".*/one.orbax.*/d/',
+    "torch": r"too large, at the variable 'sequential/up/kernel' in '.*/one/__0_0.distcp'",
+}
 
 
 def orbax() -> Any:
@@ -169,22 +192,49 @@ def that_do_not_fit(lab):
         with lab.raises(ValueError, "a checkpoint to replace"):
             kd.save_checkpoint(model, folder)
 
-        def large():
-            return stack([layers.Dense(20_000, name="up")])
-
         kept, larger = state(model), new(strategy, large)
-        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 17, hard))
         try:
-            kd.save_checkpoint(larger, path)
+            with files_of_at_most(1 << 17):
+                kd.save_checkpoint(larger, path)
         except Exception as error:  # noqa: BLE001 (which one, the libraries choose)
-            notes = error.__notes__
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+            text, notes = str(error), error.__notes__
         assert any("before is unchanged" in one for one in notes), notes
+        lab.check(re.search(_PLACE[lab.backend], text), text)
         assert [one.name for one in folder.iterdir()] == ["one"]
         model = new(strategy)
         kd.load_checkpoint(model, path)
         same(kept, state(model))
         kd.save_checkpoint(larger, path)
         assert [one.name for one in folder.iterdir()] == ["one"]
+        if lab.backend == "torch":  # a file says how many bytes it should have
+            [file] = path.glob("*.distcp")
+            with file.open("r+b") as short:
+                short.truncate(20_000)
+            refused(large, r"'sequential/up/kernel', since '__0_0.distcp' has 20000 bytes of at")
+
+
+@case(TOPIC, replicas=(2,), like="checkpoints.written_and_read")
+def on_a_full_disk(lab):
+    """Files that a full disk does not take: the error has variable and file, the old ones stay."""
+    small, larger = new(lab.strategy()), new(lab.strategy(), large)
+    where = r"File too large, at the variable 'sequential/up/kernel', in: '.*/one"
+    with lab.folder() as folder:
+        small.save_weights(folder / "one.weights.h5")
+        small.save(folder / "one.keras")
+        shards = (folder / "shards").resolve()
+        shards.mkdir()
+        small.save_weights(shards / "one.weights.json", max_shard_size=2e-7)
+        before = {one: one.read_bytes() for one in folder.rglob("one*")}
+        lab.check(len(before) > 5, str(before.keys()))
+        with files_of_at_most(1 << 17):
+            with lab.raises(OSError, rf"{where}.weights.h5'"):
+                larger.save_weights(folder / "one.weights.h5")
+            with lab.raises(OSError, rf"{where}.weights.json'"):
+                larger.save_weights(shards / "one.weights.json", max_shard_size=1e-3)
+            with lab.raises(OSError, r"File too large, in: '.*/one.keras'"):
+                larger.save(folder / "one.keras")
+        assert before == {one: one.read_bytes() for one in folder.rglob("*") if one.is_file()}
+        larger.save_weights(shards / "one.weights.json", max_shard_size=1e-3)
+        again = new(lab.strategy(), large)
+        again.load_weights(shards / "one.weights.json")
+        same(values(larger.weights), values(again.weights))

@@ -431,6 +431,15 @@ class CheckpointFormat(abc.ABC):
             path: The folder with the arrays, as a path or a URL.
         """
 
+    def lacking(self, path: str, wanted: Mapping[Key, str]) -> list[str]:
+        """Returns what arrays lack, if the files' sizes say so; on JAX they do not.
+
+        Args:
+            path: The folder with the arrays, or its address.
+            wanted: The paths of variables by the arrays that they need.
+        """
+        return []
+
     @abc.abstractmethod
     def save(self, path: str, tree: Mapping[str, Any], replicas: ReplicaSet | None) -> None:
         """Writes variables.

@@ -6,6 +6,7 @@ import math
 import warnings
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, final
 
 import keras
@@ -19,6 +20,7 @@ from kerasdist import keras_compat
 from kerasdist.backends.base.interface import CheckpointFormat, Key, ReplicaSet
 from kerasdist.backends.base.variable_rules import is_on_read
 from kerasdist.backends.torch.state import shards
+from kerasdist.core import whole_files
 
 # Offsets and sizes of a box along each axis of a variable.
 _Box = tuple[tuple[int, ...], tuple[int, ...]]
@@ -32,19 +34,44 @@ class DcpFormat(CheckpointFormat):
 
     def shapes(self, path: str) -> Mapping[Key, tuple[int, ...]]:
         """Returns the shapes of a checkpoint's tensors."""
-        names, entries = _read(path)
+        names, metadata = _read(path)
+        entries = metadata.state_dict_metadata
         return {
             key: tuple(entries[name].size)
             for key, name in names.items()
             if isinstance(entries[name], dcp.TensorStorageMetadata)
         }
 
+    def lacking(self, path: str, wanted: Mapping[Key, str]) -> list[str]:
+        """Returns the arrays of which a file on this machine is too short."""
+        if whole_files.is_remote(path):
+            return []
+        names, metadata = _read(path)
+        variables = {names[key]: variable for key, variable in wanted.items()}
+        sizes = {file.name: file.stat().st_size for file in Path(path).iterdir()}
+        found: list[str] = []
+        for index, place in metadata.storage_data.items():
+            file, end = place.relative_path, place.offset + place.length
+            if index.fqn in variables and sizes.get(file, 0) < end:
+                found.append(
+                    f"{variables[index.fqn]!r}, since '{file}' has {sizes.get(file, 0)} bytes of at "
+                    f"least {end}"
+                )
+        return found
+
     def save(self, path: str, tree: Mapping[str, Any], replicas: ReplicaSet | None) -> None:
         """Writes variables; each process writes its shards, and a part of unsharded variables."""
         shards.draw_all()
         tensors: Any = keras.tree.map_structure(_tensor_of, tree)
+        writer = None if whole_files.is_remote(path) else _Writer(path)
         with _at_work(path):
-            dcp.save(tensors, checkpoint_id=path, **_group_of(replicas))
+            dcp.save(
+                tensors,
+                checkpoint_id=path,
+                storage_writer=writer,
+                planner=_SavePlanner(),
+                **_group_of(replicas),
+            )
 
     def load(
         self, path: str, wanted: Sequence[tuple[Key, keras.Variable]], replicas: ReplicaSet | None
@@ -65,12 +92,12 @@ class DcpFormat(CheckpointFormat):
                 variable.assign(targets[names[key]])
 
 
-def _read(path: str) -> tuple[dict[Key, str], Mapping[str, Any]]:
-    """Returns the names of a checkpoint's entries by their places in its tree, and the entries."""
+def _read(path: str) -> tuple[dict[Key, str], Any]:
+    """Returns the names of a checkpoint's entries by their places in its tree, and its metadata."""
     found = dcp.FileSystemReader(path).read_metadata()
     places: Mapping[str, Sequence[object]] = found.planner_data or {}
-    entries = found.state_dict_metadata
-    return {tuple(map(str, places.get(name, (name,)))): name for name in entries}, entries
+    names = found.state_dict_metadata
+    return {tuple(map(str, places.get(name, (name,)))): name for name in names}, found
 
 
 def _group_of(replicas: Any) -> dict[str, Any]:
@@ -131,7 +158,25 @@ class _FlatShard(torch.Tensor):
             for offsets, sizes in _boxes(shard.shape, shard.begin, shard.end)
         ]
 
-    def __create_write_items__(self, name: str, _: object) -> list[planner.WriteItem]:
+
+@final
+class _SavePlanner(dcp.DefaultSavePlanner):
+    """Saves shards too.
+
+    Attributes:
+        path: The path of the variable of which a value was asked for last.
+    """
+
+    path = ""
+
+    def set_up_planner(
+        self, state_dict: Any, storage_meta: Any = None, is_coordinator: bool = False
+    ) -> None:
+        """Takes what is to be written."""
+        super().set_up_planner(state_dict, storage_meta, is_coordinator)
+        self.state_dict, self._flat = _apart(self.state_dict)
+
+    def create_local_plan(self) -> dcp.SavePlan:
         """Returns what this worker has to write."""
         properties = TensorProperties.create_from_tensor(self)
         return [
@@ -143,28 +188,94 @@ class _FlatShard(torch.Tensor):
             for chunk in self.__create_chunk_list__()
         ]
 
-    def __get_tensor_shard__(self, index: MetadataIndex) -> torch.Tensor:
-        """Returns the values of a box, in the memory of the shard."""
-        chunks = self.__create_chunk_list__()
-        [sizes] = [chunk.sizes for chunk in chunks if chunk.offsets == index.offset]
-        begin = 0
-        for offset, size in zip(index.offset or (), self.shard.shape, strict=True):
-            begin = begin * size + offset
-        begin -= self.shard.begin
-        return self.as_subclass(torch.Tensor)[begin : begin + sizes.numel()].view(sizes)
+    def lookup_object(self, index: MetadataIndex) -> Any:
+        """Returns what is to be written."""
+        self.path = "/".join(map(str, self.mappings[index.fqn][1:]))
+        shard = self._flat.get(index.fqn)
+        return super().lookup_object(index) if shard is None else shard.box(index)
 
 
-def _boxes(shape: Sequence[int], begin: int, end: int) -> Generator[_Box]:
-    """Yields the boxes that a range of flattened values of a shape consists of."""
-    if not shape and begin < end:
-        yield (), ()
-        return
-    while begin < end:
-        along, inner = 0, math.prod(shape[1:])
-        while begin % inner or begin + inner > end:  # it does not begin or end with an entry here
-            along += 1
-            inner //= shape[along]
-        offsets = tuple(map(int, np.unravel_index(begin, shape)))
-        count = min(shape[along] - offsets[along], (end - begin) // inner)
-        yield offsets, (*[1] * along, count, *shape[along + 1 :])
-        begin += count * inner
+@final
+class _Writer(dcp.FileSystemWriter):
+    """Writes this worker's file; an error says where, and torch hands it to all workers."""
+
+    def write_data(self, plan: dcp.SavePlan, planner: Any) -> Any:
+        """Writes the values."""
+        try:
+            return super().write_data(plan, planner)
+        except Exception as error:
+            file = Path(self.path, f"{plan.storage_data.prefix}0.distcp")
+            raise OSError(
+                f"{_first_of(error)}, at the variable {planner.path!r} in '{file}'"
+            ) from error
+
+    def finish(self, metadata: Any, results: Any) -> None:
+        """Writes what says where the values are."""
+        try:
+            super().finish(metadata, results)
+        except OSError as error:
+            raise OSError(f"{error}, in '{Path(self.path, DcpFormat.marker)}'") from error
+
+
+def _first_of(error: BaseException) -> BaseException:
+    """Returns the first error of a chain: torch's own writer of archives adds another one."""
+    while error.__context__ is not None:
+        error = error.__context__
+    return error
+
+
+@final
+class _LoadPlanner(dcp.DefaultLoadPlanner):
+    """Reads into tensors and shards, by the names in the file; `dcp.load` would drop the shards."""
+
+    def __init__(self, targets: Mapping[str, Any]) -> None:
+        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
+        self._tensors, self._flat = _apart(targets)
+
+    def set_up_planner(
+        self, state_dict: Any, metadata: Any = None, is_coordinator: bool = False
+    ) -> None:
+        """Takes what the file has."""
+        super().set_up_planner(self._tensors, metadata, is_coordinator)
+
+    def create_local_plan(self) -> dcp.LoadPlan:
+        """Returns what this worker has to read."""
+        items = super().create_local_plan().items
+        for name, shard in self._flat.items():
+            there: Any = self.metadata and self.metadata.state_dict_metadata[name]
+            items += create_read_items_for_chunk_list(name, there, shard.chunks)
+        return dcp.LoadPlan(items)
+
+    def lookup_tensor(self, index: MetadataIndex) -> torch.Tensor:
+        """Returns where what is read belongs."""
+        shard = self._flat.get(index.fqn)
+        return super().lookup_tensor(index) if shard is None else shard.box(index)
+
+
+def _boxes(shape: Sequence[int], begin: int, end: int) -> list[_Box]:
+    """Returns the boxes that a range of flattened values of a shape consists of."""
+    if begin == end:
+        return []
+    if not shape:
+        return [((), (), begin)]
+    inner = math.prod(shape[1:])
+    first, last = -(-begin // inner), end // inner
+    found: list[_Box] = []
+    if first > last:  # inside of one row
+        return _in_row(shape, last, begin, end)
+    if begin < first * inner:
+        found += _in_row(shape, first - 1, begin, first * inner)
+    if first < last:
+        zeros = (0,) * (len(shape) - 1)
+        found.append(((first, *zeros), (last - first, *shape[1:]), first * inner))
+    if last * inner < end:
+        found += _in_row(shape, last, last * inner, end)
+    return found
+
+
+def _in_row(shape: Sequence[int], row: int, begin: int, end: int) -> list[_Box]:
+    start = row * math.prod(shape[1:])
+    return [
+        ((row, *offsets), (1, *sizes), start + at)
+        for offsets, sizes, at in _boxes(shape[1:], begin - start, end - start)
+    ]

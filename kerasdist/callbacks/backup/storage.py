@@ -42,11 +42,13 @@ class Unread:
         dtype: The NumPy type of the elements.
         shape: The shape of the array.
         read: A function that returns the array.
+        path: The path of the variable that has it, which errors name.
     """
 
     dtype: np.dtype
     shape: tuple[int, ...]
     read: Callable[[], np.ndarray]
+    path: str = ""
 
 
 @final
@@ -138,6 +140,7 @@ def write_file(
     header = json.dumps({"facts": facts, "arrays": forms}).encode()
     digest = hashlib.sha256()
     left = iter(zip(forms, arrays, strict=True))
+    one: object = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with whole_files.replacing(path) as name, _opened(name, mode) as file:
@@ -147,11 +150,14 @@ def write_file(
                 if form is not None:
                     _append(file, _content(one, form), digest)
             file.write(digest.digest())
-    except OSError:
-        for _, one in left:
-            if isinstance(one, Unread):
-                one.read()
-        raise
+    except OSError as error:
+        place = f", at the variable {one.path!r}" if isinstance(one, Unread) else ""
+        for _, other in left:
+            if isinstance(other, Unread):
+                other.read()
+        if isinstance(error, BackupError):
+            raise
+        raise OSError(error.errno, f"{error.strerror}{place}, in", str(path)) from error
     return digest.hexdigest()
 
 

@@ -54,8 +54,8 @@ def write_part(
     listed = [(variable, one) for variable, held in shards.items() for one in held if one.is_first]
     places = [[variable, *_place(one.region)] for variable, one in listed]
     arrays = [
-        Unread(np.dtype(one.dtype), (one.region.rows, one.region.end - one.region.begin), one.read)
-        for _, one in listed
+        Unread(np.dtype(one.dtype), (at.rows, at.end - at.begin), one.read, one.path)
+        for one, at in [(one, one.region) for _, one in listed]
     ]
     path = folder / f"backup-{number:012d}-{run}-part{rank}.kdb"
     return [path.name, storage.write_file(path, {"shards": places}, arrays, mode)]
@@ -282,7 +282,7 @@ def to_write(variables: Sequence[Any], elsewhere: Mapping[int, object]) -> list[
         else:
             dtype = keras.backend.standardize_dtype(keras_compat.stored_value(variable).dtype)
             read = partial(_value, variable)
-            listed.append(Unread(np.dtype(dtype), tuple(variable.shape), read))
+            listed.append(Unread(np.dtype(dtype), tuple(variable.shape), read, variable.path))
     return listed
 
 

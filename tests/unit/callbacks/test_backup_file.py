@@ -133,11 +133,14 @@ def test_all_arrays_are_read_though_the_disk_is_full(folder):
         read.append(number)
         return np.zeros(4096, "float32")
 
-    arrays = [Unread(np.dtype("float32"), (4096,), partial(array, one)) for one in range(6)]
+    arrays = [
+        Unread(np.dtype("float32"), (4096,), partial(array, one), f"layer/kernel_{one}")
+        for one in range(6)
+    ]
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, before[1]))
     try:
-        with pytest.raises(OSError, match="File too large"):
+        with pytest.raises(OSError, match="File too large, at the variable 'layer/kernel_2', in: .*03.kdb"):
             backups.write(folder, 3, {}, arrays)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)

@@ -310,4 +310,5 @@ def _held_shard(variable: keras.Variable, shard: Any, axis: int) -> HeldShard:
         lambda: np.asarray(shard.data),
         write,
         is_first=shard.replica_id == 0,
+        path=variable.path,
     )

@@ -317,7 +317,7 @@ def held_shards(variable: keras.Variable) -> list[HeldShard]:
         return keras_compat.ops.convert_to_numpy(own)
 
     dtype = keras.backend.standardize_dtype(own.dtype)
-    return [HeldShard(region, dtype, read, write, shard.is_first)]
+    return [HeldShard(region, dtype, read, write, shard.is_first, variable.path)]
 
 
 @contextmanager
