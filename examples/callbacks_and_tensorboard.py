@@ -1,9 +1,9 @@
 """Keras's callbacks in a job: who decides, and who writes.
 
-TensorBoard and CSVLogger write, and so act on the chief alone. ModelCheckpoint decides on every
-worker and writes on the chief; EarlyStopping decides on every worker, from the same numbers. A
-callback of your own that writes goes into `kd.callbacks.ChiefOnly`. So several workers leave the
-same files as one process:
+TensorBoard and CSVLogger write files, so they act on the chief alone. ModelCheckpoint decides on
+every worker and writes on the chief; EarlyStopping decides on every worker, from the same numbers.
+If a callback of your own writes, wrap it in `kd.callbacks.ChiefOnly`. Several workers then write
+the same files as one process:
 
     KERAS_BACKEND=jax python examples/callbacks_and_tensorboard.py --folder runs
     tensorboard --logdir runs

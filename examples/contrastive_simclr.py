@@ -1,13 +1,13 @@
 """Learn from images without labels: SimCLR, with the negatives of all devices.
 
-Two distorted views of an image should be near each other, and far from the views of all other
-images of the batch. The more others, the better, so a device must see the views that the other
-devices hold: `kd.global_batch` returns all rows of the batch, with gradient. At the end a linear
-classifier that sees 20 labels says how good the features are.
+Two distorted views of an image should be near each other, and far from the views of the other
+images of the batch. Many other images are better than few, so a device must also see the views on
+other devices: `kd.global_batch` returns all rows of the batch, with gradients. At the end a linear
+classifier that is trained with 20 labels measures how good the features are.
 
-All workers draw the same distortions, so that runs differ by rounding alone. Training amplifies it:
-in float32 one process and two workers on PyTorch end up 0.006 apart in the loss and 0.01 in
-accuracy. With `--floatx float64` they print the same losses and accuracy.
+All workers draw the same distortions, so runs differ only by rounding. Training amplifies rounding:
+in float32, one process and two workers on PyTorch end with losses that differ by 0.006 and
+accuracies that differ by 0.01. With `--floatx float64` both print the same numbers.
 
     KERAS_BACKEND=jax python examples/contrastive_simclr.py
 """

@@ -1,8 +1,8 @@
 """Override `train_step`: a variational autoencoder, with the step of each backend.
 
-Keras's own `train_step` differs by backend, and so does yours: three are here, as Keras's guides
-write them for one device. Under a strategy they run as they are, and gradients and metrics are
-those of the global batch. The model adds one loss by `add_loss`, and the step adds the other.
+A `train_step` is different code on each backend, so this script has three, as Keras's guides write
+them for one device. They run unchanged under a strategy, and gradients and metrics are those of the
+global batch. The model adds one loss by `add_loss`, and the step adds the other.
 
     KERAS_BACKEND=tensorflow python examples/custom_train_step_vae.py --figure digits.png
 """

@@ -1,8 +1,9 @@
 """Train a small GAN on handwritten digits, with a custom loop and two optimizers.
 
-Each step updates the discriminator, then the generator, on every device. What chance decides, the
-noise, is part of the data, and the last batch of an epoch is smaller; so one device and many do the
-same, and the script shows it: it trains once more on one device and compares.
+Each step updates the discriminator, then the generator, on every device. The noise for the
+generator is part of the data, so one device and several use the same noise. The last batch of an
+epoch is smaller than the others. The script trains once more on one device, and compares the
+results.
 
     KERAS_BACKEND=torch python examples/digits_gan.py --figure made.png
 """

@@ -222,10 +222,10 @@ def shown(runs: dict[str, Any], mode: str) -> tuple[str, str]:
 
 INDEX = """{head}# {title}
 
-Each script is complete: standard Keras, and the few lines that kerasdist needs. They run on any
-backend, alone and as several workers, on a laptop without accelerators too (model_parallel alone
-needs JAX, and one process; tune_a_preset needs KerasHub, and JAX or PyTorch). With
-`--figure FILE.png` each draws its result.
+Each script is complete: standard Keras, and the few lines that kerasdist needs. A script runs on
+any backend, in one process or as several workers, even on a laptop without accelerators. There are
+two exceptions: model_parallel needs JAX and a single process, and tune_a_preset needs KerasHub, and
+JAX or PyTorch. With `--figure FILE.png` each script draws its result.
 
 ```sh
 KERAS_BACKEND=jax python examples/digits_cnn.py
@@ -243,15 +243,15 @@ hide:
 """
 
 SECONDS = """Each page says how many seconds its script takes, from the start of Python to its end,
-on two cores that others used, too; the CPU devices and workers share these cores, so more of them
-are no faster. What it prints and draws is from JAX where it was run there; `-` was not run.
-`make gallery` runs all of them and writes the pages.
+on two cores that other programs used, too. The CPU devices and workers share these cores, so more
+devices or workers are no faster. `-` means that the script was not run. The output and the figure
+are those of JAX, if the script was run there. `make gallery` runs all scripts and writes the pages.
 """
 
 MORE = """
-Also here: [demo.py](demo.py), which `make demo` runs;
-[track_experiments.py](track_experiments.py), which logs to Weights & Biases and MLflow where they
-are installed; [before/](before), the scripts from which the ports were made;
+This folder also has [demo.py](demo.py), which `make demo` runs;
+[track_experiments.py](track_experiments.py), which logs to Weights & Biases and MLflow if they
+are installed; [before/](before), the scripts from which the ports were made; and
 [gallery.py](gallery.py), which runs the gallery and writes its pages.
 """
 

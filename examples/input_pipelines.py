@@ -1,13 +1,13 @@
 """Feed one model from five kinds of data sources, then from files that workers share.
 
-The data are 8,192 patches of scikit-learn's two photographs, a temple and a flower; the model tells
-which of them a patch is from. Under a strategy, any source yields global batches, and each device
-gets its rows. By default each worker reads all batches; with `AutoShardPolicy.FILE` it reads some
-of the files only, which helps where reading is the slow part.
+The data are 8,192 patches of scikit-learn's two photographs, a temple and a flower; the model says
+from which photograph a patch is. Under a strategy, any source yields global batches, and each
+device gets its rows. By default each worker reads all batches. With `AutoShardPolicy.FILE` it reads
+only some of the files, which helps if reading is slow.
 
     KERAS_BACKEND=torch python examples/input_pipelines.py
 
-Each kind works on every backend; what is not installed is left out.
+Each kind works on every backend; kinds whose package is not installed are left out.
 """
 
 import argparse

@@ -1,9 +1,10 @@
 """Larger batches for more devices: what happens to the learning rate.
 
-More devices are used well by larger global batches, which take fewer and larger steps. The linear
-rule multiplies the learning rate as much as the batch; `kd.callbacks.LearningRateWarmup` lets it
-grow over the first epochs (Goyal et al., 2017). Here a convolutional network trains on digits with
-batches of 32 to 512, the same number of epochs, in three ways.
+To use more devices well, you need larger global batches, and an epoch then has fewer steps. The
+linear rule multiplies the learning rate by the same factor as the batch size. With
+`kd.callbacks.LearningRateWarmup` the rate grows to this value over the first epochs (Goyal et al.,
+2017). The script trains a convolutional network on digits with batches of 32 to 512, for the same
+number of epochs, in three ways.
 
     KERAS_BACKEND=jax python examples/large_batch_scaling.py --figure scaling.png
 """

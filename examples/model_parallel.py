@@ -1,9 +1,10 @@
 """Cut a model over several devices, for one that does not fit on a single device.
 
-`TPUStrategy` gives a replica several devices, on JAX of any kind. Here two replicas have two
-devices each. The batch is divided over the replicas; within a replica the large layers are cut in
-halves, the first by its columns and the second by its rows, so that no device holds either whole.
-XLA adds the exchanges. It still trains as on one device, and the script compares.
+`TPUStrategy` works on JAX with devices of any kind, and can give a replica several of them. Here
+two replicas have two devices each. The batch is divided over the replicas. Within a replica the two
+large layers are cut in halves, the first by columns and the second by rows, so that each device
+holds half of each. XLA adds the communication. The script also trains on one device, and compares
+the results.
 
     KERAS_BACKEND=jax python examples/model_parallel.py
 """

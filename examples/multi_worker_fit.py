@@ -1,7 +1,8 @@
 """Train on several workers: one script, whatever starts it.
 
-A worker is a process, on this machine or another one. All of them run the whole script; who takes
-part, kerasdist reads from what each launcher tells its processes. So these all do the same:
+A worker is a process, on this machine or another one, and each worker runs the whole script.
+Launchers describe the job to its processes in environment variables, which kerasdist reads. So all
+of these commands do the same:
 
     kerasdist run --workers 2 examples/multi_worker_fit.py                      # this machine
     kerasdist run --hosts gpu1:4,gpu2:4 examples/multi_worker_fit.py            # by ssh
@@ -10,7 +11,7 @@ part, kerasdist reads from what each launcher tells its processes. So these all 
     TF_CONFIG='{"cluster": ..., "task": ...}' python examples/multi_worker_fit.py
     kubectl apply -f integrations/kubernetes/job.yaml   # with this script in its image
 
-Without a launcher it trains on the devices of this machine.
+Without a launcher the script trains on the devices of this machine.
 """
 
 import argparse

@@ -2,9 +2,9 @@
 
 One strategy serves all trials, and each trial makes its model in the scope. Optuna's pruner stops a
 trial that is worse than half of the others at the same epoch. In a job all workers must train the
-same trials: the sampler has a seed, and the logs of `fit`, from which it learns, are the same on
-all workers. For one trial per worker set KERASDIST_CLUSTER=none, and give `create_study` a storage
-that all workers share.
+same trials. They do, because the sampler has a seed, and learns from the logs of `fit`, which are
+the same on all workers. To let each worker train trials of its own instead, set
+KERASDIST_CLUSTER=none, and give `create_study` a storage that all workers share.
 
     KERAS_BACKEND=jax python examples/optuna_search.py
 """

@@ -1,8 +1,8 @@
 """Port `fit` under keras.distribution.DataParallel.
 
-The strategy takes the place of the distribution, and the model moves into its scope. On JAX both
-scripts print the same numbers, shuffling, BatchNormalization and dropout included. The port also
-runs on TensorFlow and PyTorch, and takes batches that the devices cannot divide.
+The strategy takes the place of the distribution, and the model is made in its scope. On JAX both
+scripts print the same numbers, with shuffling, BatchNormalization and dropout. The port also runs
+on TensorFlow and PyTorch, and with batches that cannot be divided evenly over the devices.
 
     KERAS_BACKEND=jax python examples/port_keras_distribution.py
 """

@@ -1,8 +1,8 @@
 """Port `fit` under tf.distribute.
 
-The strategy's name stays, and `fit` takes the arrays themselves: it splits every batch, a smaller
-last one too, over the devices. A `tf.data.Dataset` would do as well, wherever TensorFlow is
-installed. On TensorFlow both scripts print the same numbers.
+The strategy's name stays the same, and `fit` gets the arrays themselves: it splits every batch over
+the devices, also a smaller last batch. If TensorFlow is installed, a `tf.data.Dataset` would work
+as well. On TensorFlow both scripts print the same numbers.
 
     KERAS_BACKEND=torch python examples/port_tf_distribute_fit.py
 """

@@ -1,8 +1,8 @@
 """Port a custom training loop of tf.distribute.
 
-The loop keeps its shape: `run`, `reduce`, a distributed dataset. The gradient tape becomes
-`kd.value_and_grad`, and what was `tf.` becomes `kd.`; the names are the same. On TensorFlow both
-scripts print the same numbers, and the port runs on JAX and PyTorch too, and as several workers.
+The loop keeps its structure: `run`, `reduce`, a distributed dataset. `kd.value_and_grad` replaces
+the gradient tape. The other names stay the same, with `kd.` in place of `tf.`. On TensorFlow both
+scripts print the same numbers. The port also runs on JAX and PyTorch, and with several workers.
 
     KERAS_BACKEND=jax python examples/port_tf_distribute_loop.py
 """

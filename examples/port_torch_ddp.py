@@ -1,8 +1,9 @@
 """Port a loop of DistributedDataParallel.
 
-The model is Keras's, so `fit` can replace the loop: with it go the process group, the sampler, the
-wrapper, the all-reduce of the loss and `if rank == 0`. `batch_size` means all devices together. On
-PyTorch both scripts print the same numbers; torchrun starts the port as well.
+The model is a Keras model, so `fit` can replace the loop. The process group, the sampler, the
+wrapper, the all-reduce of the loss and `if rank == 0` are then no longer needed. `batch_size`
+counts the rows of all devices together. On PyTorch both scripts print the same numbers. You can
+still start the port with torchrun.
 
     KERAS_BACKEND=torch python examples/port_torch_ddp.py
 """

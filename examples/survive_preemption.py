@@ -1,14 +1,14 @@
 """Lose the machine in the middle of an epoch, and end with the same weights to the last bit.
 
 Schedulers send SIGTERM before they take a machine away. With `kd.experimental.preempt` all workers
-then finish their batch, back up, and end with exit code 76; started again, the script goes on from
-that batch. To show it in one go, this script sends the signal to itself, catches the exit, and
-does what its next start would do. The run is compared with one that nothing has interrupted.
+then finish their batch, back up, and end with exit code 76. The next start continues from that
+batch. To show this in one run, the script sends the signal to itself, catches the exit, and does
+what its next start would do. It compares the result with that of an uninterrupted run.
 
     KERAS_BACKEND=jax python examples/survive_preemption.py
 
-In earnest nothing is caught: `kerasdist run --max-restarts 3 train.py`, or a scheduler that starts
-the job again.
+A real script does not catch the exit: `kerasdist run --max-restarts 3 train.py`, or a scheduler,
+starts the job again.
 """
 
 import argparse

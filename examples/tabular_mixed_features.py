@@ -1,9 +1,9 @@
 """Classify a table with numbers and categories, where one class is rare.
 
-The data are scikit-learn's breast cancer measurements: 28 numbers of a tumour, and two more cut
-into five bins each, which play the categories. Inputs are a dictionary with a tensor for each kind.
-To have a rare class, two thirds of the malignant cases are left out; `class_weight` makes up for
-it, and AUC measures what accuracy would hide.
+The data are scikit-learn's breast cancer measurements: 28 numbers for a tumour, and two more that
+are cut into five bins each and used as categories. The input is a dictionary with a tensor for each
+kind. To make one class rare, the script leaves out two thirds of the malignant cases.
+`class_weight` compensates for this. AUC is measured, because accuracy hides errors in a rare class.
 
     KERAS_BACKEND=torch python examples/tabular_mixed_features.py
 """

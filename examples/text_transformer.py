@@ -1,9 +1,9 @@
 """Classify passages of text by their topic, with a transformer in mixed precision.
 
-The text comes with Python: `pydoc_data.topics`, what `help("...")` prints in an interpreter. The
-eight longest topics are cut into passages; the model reads one and says which topic it is from.
-Passages differ in length: a mask hides the padding, and no device counts it, however the padding is
-spread over the devices.
+The text comes with Python: it is what `help("...")` prints in an interpreter, from
+`pydoc_data.topics`. The eight longest topics are cut into passages; the model reads a passage and
+says from which topic it is. Passages differ in length, so a mask hides the padding. The loss does
+not count the padding, however it is spread over the devices.
 
     KERAS_BACKEND=torch python examples/text_transformer.py
 """

@@ -1,8 +1,8 @@
 """Weights & Biases and MLflow in a job: the chief alone logs, offline, and neither is required.
 
-The logs of an epoch are those of the global batch on every worker, so it is enough that one of them
-writes. `kd.callbacks.ChiefOnly` lets a callback act on the chief, and on no other worker. What is
-not installed is left out:
+The logs of an epoch are those of the global batch on every worker, so it is enough that one worker
+writes them. `kd.callbacks.ChiefOnly` lets a callback act on the chief, and on no other worker. A
+tracker that is not installed is left out:
 
     KERAS_BACKEND=jax kerasdist run --workers 2 examples/track_experiments.py --folder runs
     wandb sync runs/wandb/offline-run-*      # later, where there is a network

@@ -1,8 +1,8 @@
 """Train on several devices, then serve where kerasdist is not installed.
 
-A saved model has no trace of the strategy. The script trains on scikit-learn's wines, saves, and
-starts another Python in which kerasdist cannot be imported; that one loads the file with plain
-Keras, on one device, and its predictions are compared.
+A saved model contains no trace of the strategy. The script trains on scikit-learn's wine data and
+saves the model. Then it starts another Python process, in which kerasdist cannot be imported. This
+process loads the file with plain Keras, on one device, and the script compares the predictions.
 
     KERAS_BACKEND=torch python examples/train_then_serve.py
 """

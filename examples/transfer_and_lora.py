@@ -1,8 +1,8 @@
 """Fine-tune a saved model: first a new head on frozen layers, then with LoRA.
 
-A classifier of the digits 0 to 4 stands in for a published model: it is trained and saved. Loaded
-in the scope, it learns the digits 5 to 9 from 125 examples: first a new head, with all other layers
-frozen; then small matrices beside the frozen kernels (LoRA).
+A classifier of the digits 0 to 4, which the script trains and saves, takes the place of a published
+model. The script loads it in the scope and trains it on the digits 5 to 9, with 125 examples: first
+a new head, with all other layers frozen; then small matrices beside the frozen kernels (LoRA).
 
     KERAS_BACKEND=tensorflow python examples/transfer_and_lora.py
 """

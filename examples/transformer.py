@@ -1,7 +1,8 @@
 """Train a language model on all devices, in bfloat16, on numbers that follow a rule.
 
-Each token of a sequence is three times the one before it, plus one, modulo the vocabulary. The
-script is of a size that is worth accelerators; what it would take on them:
+Each token of a sequence is three times the token before it, plus one, modulo the size of the
+vocabulary. The default size of the model is meant for GPUs or TPUs. The first command predicts
+memory and time on GPUs, the second trains a smaller model:
 
     kerasdist plan examples/transformer.py --devices 8xh100
     python examples/transformer.py --blocks 2 --width 64     # on a laptop

@@ -1,10 +1,10 @@
 """Tune a preset of KerasHub by LoRA, on devices that divide it, and write it for transformers.
 
-Under `sharding="auto"` the devices divide the large weights of the model, so that none must hold
-it whole. LoRA freezes these weights and trains small matrices beside those of the attention.
-`export_to_transformers` writes both, merged, as Hugging Face's `transformers` reads them. The
-preset is made here: a small Gemma that has read some of Python's documentation, and is tuned to
-read Python code. `--preset` names another one.
+Under `sharding="auto"` the large weights of the model are sharded over the devices, so that no
+device must hold the whole model. LoRA freezes these weights and trains small matrices beside those
+of the attention. `export_to_transformers` merges both and writes files that Hugging Face's
+`transformers` can read. The script makes its own preset: a small Gemma that is trained on some of
+Python's documentation, and then tuned on Python code. `--preset` names another preset.
 
     KERAS_BACKEND=jax python examples/tune_a_preset.py
     kerasdist run --workers 2 examples/tune_a_preset.py
