@@ -52,26 +52,21 @@ class DcpFormat(CheckpointFormat):
         found: list[str] = []
         for index, place in metadata.storage_data.items():
             file, end = place.relative_path, place.offset + place.length
-            if index.fqn in variables and sizes.get(file, 0) < end:
-                found.append(
-                    f"{variables[index.fqn]!r}, since '{file}' has {sizes.get(file, 0)} bytes of at "
-                    f"least {end}"
-                )
+            there = sizes.get(file, 0)
+            if index.fqn in variables and there < end:
+                variable = variables[index.fqn]
+                found.append(f"{variable!r}, since '{file}' has {there} bytes of at least {end}")
         return found
 
     def save(self, path: str, tree: Mapping[str, Any], replicas: ReplicaSet | None) -> None:
-        """Writes variables; each process writes its shards, and a part of unsharded variables."""
+        """Writes variables; each process writes its shards, and a part of what all hold."""
         shards.draw_all()
         tensors: Any = keras.tree.map_structure(_tensor_of, tree)
-        writer = None if whole_files.is_remote(path) else _Writer(path)
+        options: dict[str, Any] = {"planner": _SavePlanner(), **_group_of(replicas)}
+        if not whole_files.is_remote(path):
+            options["storage_writer"] = _Writer(path)
         with _at_work(path):
-            dcp.save(
-                tensors,
-                checkpoint_id=path,
-                storage_writer=writer,
-                planner=_SavePlanner(),
-                **_group_of(replicas),
-            )
+            dcp.save(tensors, checkpoint_id=path, **options)
 
     def load(
         self, path: str, wanted: Sequence[tuple[Key, keras.Variable]], replicas: ReplicaSet | None
@@ -82,7 +77,7 @@ class DcpFormat(CheckpointFormat):
         for key, variable in wanted:
             shard = shards.shard_of(variable)
             if shard is not None:
-                shard.initializer = None  # the file has the values, so they are not drawn
+                shard.initializer = None  # what a file fills is not drawn
             own = _tensor_of(variable)
             targets[names[key]] = torch.empty_like(own) if is_on_read(variable) else own
         with torch.no_grad(), _at_work(path):
@@ -108,9 +103,9 @@ def _group_of(replicas: Any) -> dict[str, Any]:
 
 @contextmanager
 def _at_work(path: str) -> Generator[None]:
-    """Raises an OSError in place of torch's error, which `except Exception` would not catch.
+    """Raises an ordinary error in place of torch's, which no `except Exception` catches.
 
-    Hides torch's warning that there is only one process.
+    Torch's warning that there is one process is hidden.
     """
     try:
         with warnings.catch_warnings():
@@ -134,34 +129,8 @@ def _tensor_of(variable: keras.Variable) -> Any:
 
 
 @final
-class _FlatShard(torch.Tensor):
-    """A range of a variable's flattened values; the library asks for the boxes that it has."""
-
-    shard: shards.Shard
-
-    @classmethod
-    def of(cls, own: torch.Tensor, shard: shards.Shard) -> _FlatShard:
-        """Returns a worker's shard of a variable, in the memory of `own`."""
-        found = own.as_subclass(cls)
-        found.shard = shard
-        return found
-
-    def size(self) -> torch.Size:
-        """Returns the variable's shape, with which the library compares that in the file."""
-        return torch.Size(self.shard.shape)
-
-    def __create_chunk_list__(self) -> list[dcp.ChunkStorageMetadata]:
-        """Returns the boxes whose values this worker has."""
-        shard = self.shard
-        return [
-            dcp.ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes))
-            for offsets, sizes in _boxes(shard.shape, shard.begin, shard.end)
-        ]
-
-
-@final
 class _SavePlanner(dcp.DefaultSavePlanner):
-    """Saves shards too.
+    """Knows what is being written.
 
     Attributes:
         path: The path of the variable of which a value was asked for last.
@@ -169,30 +138,10 @@ class _SavePlanner(dcp.DefaultSavePlanner):
 
     path = ""
 
-    def set_up_planner(
-        self, state_dict: Any, storage_meta: Any = None, is_coordinator: bool = False
-    ) -> None:
-        """Takes what is to be written."""
-        super().set_up_planner(state_dict, storage_meta, is_coordinator)
-        self.state_dict, self._flat = _apart(self.state_dict)
-
-    def create_local_plan(self) -> dcp.SavePlan:
-        """Returns what this worker has to write."""
-        properties = TensorProperties.create_from_tensor(self)
-        return [
-            planner.WriteItem(
-                MetadataIndex(name, chunk.offsets),
-                planner.WriteItemType.SHARD,
-                tensor_data=planner.TensorWriteData(chunk, properties, self.size()),
-            )
-            for chunk in self.__create_chunk_list__()
-        ]
-
     def lookup_object(self, index: MetadataIndex) -> Any:
         """Returns what is to be written."""
         self.path = "/".join(map(str, self.mappings[index.fqn][1:]))
-        shard = self._flat.get(index.fqn)
-        return super().lookup_object(index) if shard is None else shard.box(index)
+        return super().lookup_object(index)
 
 
 @final
@@ -225,57 +174,64 @@ def _first_of(error: BaseException) -> BaseException:
 
 
 @final
-class _LoadPlanner(dcp.DefaultLoadPlanner):
-    """Reads into tensors and shards, by the names in the file; `dcp.load` would drop the shards."""
+class _FlatShard(torch.Tensor):
+    """A range of a variable's flattened values; the library asks for the boxes that it has."""
 
-    def __init__(self, targets: Mapping[str, Any]) -> None:
-        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
-        self._tensors, self._flat = _apart(targets)
+    shard: shards.Shard
 
-    def set_up_planner(
-        self, state_dict: Any, metadata: Any = None, is_coordinator: bool = False
-    ) -> None:
-        """Takes what the file has."""
-        super().set_up_planner(self._tensors, metadata, is_coordinator)
+    @classmethod
+    def of(cls, own: torch.Tensor, shard: shards.Shard) -> _FlatShard:
+        """Returns a worker's shard of a variable, in the memory of `own`."""
+        found = own.as_subclass(cls)
+        found.shard = shard
+        return found
 
-    def create_local_plan(self) -> dcp.LoadPlan:
-        """Returns what this worker has to read."""
-        items = super().create_local_plan().items
-        for name, shard in self._flat.items():
-            there: Any = self.metadata and self.metadata.state_dict_metadata[name]
-            items += create_read_items_for_chunk_list(name, there, shard.chunks)
-        return dcp.LoadPlan(items)
+    def size(self) -> torch.Size:
+        """Returns the variable's shape, with which the library compares that in the file."""
+        return torch.Size(self.shard.shape)
 
-    def lookup_tensor(self, index: MetadataIndex) -> torch.Tensor:
-        """Returns where what is read belongs."""
-        shard = self._flat.get(index.fqn)
-        return super().lookup_tensor(index) if shard is None else shard.box(index)
+    def __create_chunk_list__(self) -> list[dcp.ChunkStorageMetadata]:
+        """Returns the boxes whose values this worker has."""
+        shard = self.shard
+        return [
+            dcp.ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes))
+            for offsets, sizes in _boxes(shard.shape, shard.begin, shard.end)
+        ]
+
+    def __create_write_items__(self, name: str, _: object) -> list[planner.WriteItem]:
+        """Returns what this worker has to write."""
+        properties = TensorProperties.create_from_tensor(self)
+        return [
+            planner.WriteItem(
+                MetadataIndex(name, chunk.offsets),
+                planner.WriteItemType.SHARD,
+                tensor_data=planner.TensorWriteData(chunk, properties, self.size()),
+            )
+            for chunk in self.__create_chunk_list__()
+        ]
+
+    def __get_tensor_shard__(self, index: MetadataIndex) -> torch.Tensor:
+        """Returns the values of a box, in the memory of the shard."""
+        chunks = self.__create_chunk_list__()
+        [sizes] = [chunk.sizes for chunk in chunks if chunk.offsets == index.offset]
+        begin = 0
+        for offset, size in zip(index.offset or (), self.shard.shape, strict=True):
+            begin = begin * size + offset
+        begin -= self.shard.begin
+        return self.as_subclass(torch.Tensor)[begin : begin + sizes.numel()].view(sizes)
 
 
-def _boxes(shape: Sequence[int], begin: int, end: int) -> list[_Box]:
-    """Returns the boxes that a range of flattened values of a shape consists of."""
-    if begin == end:
-        return []
-    if not shape:
-        return [((), (), begin)]
-    inner = math.prod(shape[1:])
-    first, last = -(-begin // inner), end // inner
-    found: list[_Box] = []
-    if first > last:  # inside of one row
-        return _in_row(shape, last, begin, end)
-    if begin < first * inner:
-        found += _in_row(shape, first - 1, begin, first * inner)
-    if first < last:
-        zeros = (0,) * (len(shape) - 1)
-        found.append(((first, *zeros), (last - first, *shape[1:]), first * inner))
-    if last * inner < end:
-        found += _in_row(shape, last, last * inner, end)
-    return found
-
-
-def _in_row(shape: Sequence[int], row: int, begin: int, end: int) -> list[_Box]:
-    start = row * math.prod(shape[1:])
-    return [
-        ((row, *offsets), (1, *sizes), start + at)
-        for offsets, sizes, at in _boxes(shape[1:], begin - start, end - start)
-    ]
+def _boxes(shape: Sequence[int], begin: int, end: int) -> Generator[_Box]:
+    """Yields the boxes that a range of flattened values of a shape consists of."""
+    if not shape and begin < end:
+        yield (), ()
+        return
+    while begin < end:
+        along, inner = 0, math.prod(shape[1:])
+        while begin % inner or begin + inner > end:  # it does not begin or end with an entry here
+            along += 1
+            inner //= shape[along]
+        offsets = tuple(map(int, np.unravel_index(begin, shape)))
+        count = min(shape[along] - offsets[along], (end - begin) // inner)
+        yield offsets, (*[1] * along, count, *shape[along + 1 :])
+        begin += count * inner
