@@ -1,12 +1,13 @@
 """What `steps_per_execution` saves in `fit` on JAX, under a strategy and in plain Keras.
 
-Of 16 steps in an execution, kerasdist makes one program, and so does plain Keras from 3.16 on;
-before, it takes them one by one. `--beside` adds plain Keras of another version, unpacked there.
+With 16 steps per execution, kerasdist compiles one program for all of them. So does plain Keras
+from 3.16 on; earlier versions run the steps one by one. `--beside` adds plain Keras of another
+version, which is unpacked in the folder.
 
     python benchmarks/executions.py [--tasks tiny mlp] [--rounds 7] [--beside FOLDER]
 
-Every contender lives in a process of its own, with the same cores, and they take turns: one epoch
-each, round after round (see alternating.py).
+Every contender runs in a process of its own, on the same cores. The contenders take turns: one
+epoch each, round after round (see alternating.py).
 """
 
 from __future__ import annotations

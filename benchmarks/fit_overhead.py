@@ -1,14 +1,14 @@
-"""What a step of `fit` costs under a strategy, against plain Keras, Keras's own, and by hand.
+"""The time of a step of `fit` under a strategy, beside plain Keras, Keras's own and loops by hand.
 
     python benchmarks/fit_overhead.py [--backends jax torch] [--tasks tiny] [--rounds 5]
 
-Keras's own is `tf.distribute.MirroredStrategy` on TensorFlow, `keras.distribution.DataParallel` on
-JAX. By hand is `shard_map` on JAX, and on PyTorch, which has nothing of its own, two processes
-under `DistributedDataParallel`, beside two workers of kerasdist (see multiworker.py).
+Keras's own is `tf.distribute.MirroredStrategy` on TensorFlow, and `keras.distribution.DataParallel`
+on JAX. The loop by hand uses `shard_map` on JAX. Keras 3.15 has no distribution on PyTorch, so
+there multiworker.py compares two workers with two processes under `DistributedDataParallel`.
 
-Every contender lives in a process of its own, with the same cores, and they take turns: one epoch
-each, round after round (see alternating.py). Deaths are counted: Keras's DataParallel on several
-CPU devices is known to abort.
+Every contender runs in a process of its own, on the same cores. The contenders take turns: one
+epoch each, round after round (see alternating.py). The table says how often a contender crashed,
+because Keras's DataParallel on several CPU devices is known to abort.
 """
 
 from __future__ import annotations

@@ -1,21 +1,21 @@
-"""What state costs each device, and its process, by `sharding`, beside what ZeRO's formula says.
+"""How much memory a device and its process take for state, by `sharding`, beside ZeRO's formula.
 
     KERAS_BACKEND=torch python benchmarks/memory.py [--units 512] [--layers 4] [--replicas 1 2 4]
 
-On the backend that `KERAS_BACKEND` says; on JAX without it. On PyTorch each replica is a worker, on
-JAX with `--workers`. Parameters and the optimizer's variables are measured: the bytes of the arrays
-that the first device holds after a step of `fit`.
+It runs on the backend of `KERAS_BACKEND`, or on JAX if this is not set. Each replica is a worker on
+PyTorch, and on JAX with `--workers`. "parameters" and "optimizer" are measured: the bytes of the
+arrays that the first device holds after a step of `fit`.
 
-A process is measured as the system does: by how much it has grown at most while the model is made
-and trained, the largest of all workers. Beside it stands what it should take: parameters, the
-optimizer's variables and the gradients by the formula; where gradients are scattered, two layers'
-whole ones, on PyTorch with Gloo's copy of one; and under "full" two layers' gathered weights. On
-PyTorch an optimizer makes three temporary values of each weight that it updates in one group, of
-one large weight: that counts where it is more than whole gradients and weights. On JAX in one
-process it is of all devices. Activations, code and what libraries keep come on top, so it says
-something for large models alone (`--units 4096`). "temporary" is what XLA has allotted for
-temporary values in the compiled step of JAX in one process.
-Exits with 1 if parameters or optimizer take more than 1.1 of the formula.
+"process" is the peak growth of a process while the model is made and trained, as the system reports
+it; of several workers the largest. Activations, code and what libraries keep are part of it, so it
+can be compared with its formula only for large models (`--units 4096`). The formula adds
+parameters, the optimizer's variables and the gradients. If gradients are scattered, it adds two
+layers' whole gradients, and on PyTorch Gloo's copy of one; under "full" it also adds two layers'
+gathered weights. On PyTorch an optimizer makes three temporary values of each weight that it
+updates in one group, of one large weight. They are counted in place of whole gradients and weights
+if they are larger. On JAX in one process the formula is the sum over all devices. "temporary" is
+what XLA has reserved for temporary values in the compiled step of JAX in one process.
+The exit code is 1 if parameters or optimizer take more than 1.1 times the formula.
 """
 
 import argparse

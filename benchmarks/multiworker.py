@@ -3,20 +3,20 @@
     python benchmarks/multiworker.py [--backends jax torch] [--tasks mlp] [--rounds 5]
     python benchmarks/multiworker.py --sharding full --backends torch --tasks mlp
 
-Every contender is two processes, which train together, with default settings; the contenders take
-turns, a round each, so that noise hits all alike (see alternating.py). All have the
-`OMP_NUM_THREADS` that `kerasdist run` and torchrun give to workers that share two cores, and
-nothing else. The loops by hand train the same Keras model; on PyTorch another one trains an equal
-plain module. See loops/ and networks.py.
+Every contender is two processes that train together, with default settings. The contenders take
+turns, a round each, so that noise slows all of them alike (see alternating.py). The only setting is
+`OMP_NUM_THREADS`, which has the value that `kerasdist run` and torchrun give to workers that share
+two cores. The loops by hand train the same Keras model. On PyTorch a further loop trains an equal
+plain PyTorch module. See loops/ and networks.py.
 
 On PyTorch "by hand" is DistributedDataParallel (DDP) around the Keras model, with PyTorch's loss
 and optimizer and without metrics. "Keras's own fit" is that of Keras's nightly, which puts DDP
-around the model if the user has made the process group. "a callback" has one of the user's in each
-step, which reads no logs; "logs read" has one that reads them in each step. "MB" is the peak of a
-worker's memory. A step of `fit` sends one message for each bucket of gradients (one for tiny, two
-for the others), two for each of the CNN's nine normalizations, and one where logs are read. Where
-the time goes in a step is in docs/adr/0115-as-fast-as-ddp.md. "~" marks a ratio whose rounds are
-apart by more than 15 %.
+around the model if the user has made the process group. "a callback" runs `fit` with a callback
+that does not read the logs of a step; "logs read" with one that reads them in each step. "MB" is
+the peak of a worker's memory. A step of `fit` sends one message for each bucket of gradients (one
+for tiny, two for the others), two for each of the CNN's nine normalizations, and one if logs are
+read. docs/adr/0115-as-fast-as-ddp.md says where the time of a step goes. "~" marks a ratio that
+differs between rounds by more than 15 %.
 """
 
 from __future__ import annotations

@@ -34,13 +34,13 @@ WITHOUT_OPTIONS = ("memory",)
 PACKAGES = ("keras", "tensorflow-cpu", "jax", "torch")
 INTRODUCTION = """# Benchmarks
 
-`make benchmarks` writes this page. Each table compares contenders that train the same Keras model
-on the same data, in turns, so that whatever else the machine does hits all alike: read the ratios,
-not the times. "÷" is a time divided by that of another contender: below 1 is faster. What the tasks
-are is in `benchmarks/networks.py`: `tiny`, whose step is all overhead, an MLP, a small ResNet
-(`cnn`) and a transformer.
+`make benchmarks` writes this page. Each table compares programs ("contenders") that train the same
+Keras model on the same data. They take turns, so that other work of the machine slows all of them
+alike: read the ratios, not the times. "÷" is a time divided by that of another contender: below 1
+is faster. The models are in `benchmarks/networks.py`: `tiny`, whose step is nearly all overhead, an
+MLP, a small ResNet (`cnn`) and a transformer.
 
-Nothing here was measured on GPUs or TPUs. What is not shown has not been recorded yet.
+Nothing on this page was measured on GPUs or TPUs. A missing value has not been measured yet.
 """
 
 

@@ -345,23 +345,24 @@ HEAD = """# What kerasdist holds on to
 
 <!-- Written by `python -m tests.internals page` (`make internals`). Do not edit. -->
 
-For maintainers. kerasdist trains Keras's own models, so it uses parts of Keras and of the
-frameworks that are not public, and that a release may move. Each is declared once, in
-`kerasdist/keras_compat/internals.py` or `kerasdist/backends/<framework>/internals.py`. Where one is
-gone, its feature is refused with an error that names it, or goes without, as the tables below say;
-everything else works. **A new Keras or framework has come out:**
+For maintainers. kerasdist trains Keras's own models, so it uses private parts of Keras and of the
+frameworks, which a release may move or remove. Each part is declared once, in
+`kerasdist/keras_compat/internals.py` or `kerasdist/backends/<framework>/internals.py`. If a part is
+missing, the feature that needs it either raises an error that names the part, or works in a reduced
+way; the tables say which. Everything else works. **When a new Keras or framework has come out:**
 
-1. `kerasdist doctor`, with the new version installed, lists what is gone. Is that all a user of
-   today's kerasdist loses? Then the rest can wait for the next release.
-2. `pytest tests/unit/test_internals.py tests/unit/test_keras_compat.py` looks whether each place is
-   where the table says for this version, and takes the arguments that it is given.
-3. `python -m tests.versions.selection torch`, and the same for `jax` and `tensorflow`: do the
-   numbers still equal one device's?
-4. For what has moved: can a public way replace it? Else it gets one more spelling in its table, the
-   newest first. For what is gone for good, its feature is computed in another way, or goes.
-5. `make internals` writes this page; `pytest tests/versions/test_gone.py` removes each place in
-   turn, and looks that this costs its feature alone; `make versions` runs everything, and writes
-   [its page](versions.md).
+1. Install it and run `kerasdist doctor`, which lists the missing parts. If users of today's
+   kerasdist lose nothing important by them, the repair can wait for the next release.
+2. `pytest tests/unit/test_internals.py tests/unit/test_keras_compat.py` checks that each part is
+   where the table says for this version, and takes the arguments that kerasdist passes.
+3. `python -m tests.versions.selection torch`, and the same for `jax` and `tensorflow`, check that
+   the numbers still equal those of one device.
+4. If a part has moved, use a public function in its place. If there is none, add the new name to
+   the part's entry in the table, before the older names. If a part is gone for good, compute the
+   feature in another way, or remove it.
+5. `make internals` writes this page. `pytest tests/versions/test_gone.py` removes each part in
+   turn, and checks that only its own feature is lost. `make versions` runs everything, and writes
+   [the page of versions](versions.md).
 """
 SPOKEN = {"keras": "Keras", "tensorflow": "TensorFlow", "jax": "JAX", "torch": "PyTorch"}
 

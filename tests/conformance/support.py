@@ -17,15 +17,16 @@ HEAD = """# What works, on which backend
 
 <!-- Written by `python -m tests.conformance.support`. Do not edit. -->
 
-Every row is a case of the exactness suite (`tests/conformance/`): a model trained under
-`kd.MirroredStrategy` of 2, 3 or 4 CPU devices against plain Keras on one device, with the same
-initial weights, the same data in the same order and the same global batch. Compared are history,
-batch logs, metrics, evaluation, predictions in order, weights and the optimizer's state.
+Every row is a case of the exactness suite (`tests/conformance/`). A case compares a model that is
+trained under `kd.MirroredStrategy` with 2, 3 or 4 CPU devices with plain Keras on one device, from
+the same initial weights, with the same data in the same order and the same global batch. It
+compares history, batch logs, metrics, evaluation, predictions in order, weights and the optimizer's
+state.
 
 - **yes**: equal within the tolerance; the figure is the largest absolute difference found.
-- **clear error**: the backend can't have it, and says so.
-- **limitation**: exempt from equality, or without a part of what plain Keras does, for the reason
-  given below the table.
+- **clear error**: the backend cannot have this, and an error says so.
+- **limitation**: the results need not be equal, or a part of what plain Keras does is missing. The
+  reason is given under [Limitations](#limitations).
 - **not in Keras**: plain Keras does not have it on this backend either, or there is nothing there
   that the case could compare.
 - **no**: a defect of kerasdist.

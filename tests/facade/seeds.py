@@ -20,10 +20,11 @@ HEAD = """# The names and examples of tf.distribute
 
 <!-- Written by `python -m tests.facade.seeds`. Do not edit. -->
 
-Code of a page of `tf.distribute` runs here, changed in nothing but the import, or raises an error
-that says what to write instead. A test makes this list from the installed TensorFlow, and fails
-where it has a name or an argument that is neither here nor refused with advice. What a name does
-is on [The behaviours of tf.distribute](tf-distribute-behaviours.md).
+Code from the documentation of `tf.distribute` either runs with kerasdist, with only the import
+changed, or raises an error that says what to write instead. A test makes this list from the
+installed TensorFlow. It fails if TensorFlow has a name or an argument that kerasdist neither has
+nor refuses with advice. [The behaviours of tf.distribute](tf-distribute-behaviours.md) says what
+the names do.
 """
 
 

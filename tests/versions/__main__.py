@@ -43,21 +43,21 @@ HEAD = """# Versions that were tested
 
 <!-- Written by `make versions`. Do not edit. -->
 
-Each row is an environment of its own, with what `pip` finds for it: kerasdist is imported, README's
-first program trains, `kerasdist test` compares two workers with one device, the places in Keras
-that kerasdist depends on are looked at, and cases of each test suite run: `fit`, custom loops and
-jobs of two workers. All on CPU devices, on Linux. What does not pass is named, and never
-left out; a combination without a row was not run.
+Each row is an environment of its own, with the versions that `pip` finds for it. In each, kerasdist
+is imported, README's first program trains, and `kerasdist test` compares two workers with one
+device. Tests check the internals of Keras that kerasdist needs, and cases of each test suite run:
+`fit`, custom loops and jobs of two workers. Everything ran on CPU devices, on Linux. A row names
+what does not pass; a combination without a row was not run.
 
 - **oldest**: the lowest versions that `pip install kerasdist` allows and this Python has.
 - **locked**: those of `requirements/lock.txt`, with which all tests run on Python 3.11.
 - **newest**: the latest that `pip` found on that day.
-- **nightly**: what `pip install --pre keras-nightly` found on that day in place of Keras, its next
-  release as far as it is done, with the newest framework.
+- **nightly**: the state of Keras's next release that `pip install --pre keras-nightly` found on
+  that day, with the newest framework.
 
-Making a strategy is an error on versions below the lowest, and on no other. Where an installed
-release is in no row, it logs one line at level INFO (logger `kerasdist`). `kerasdist doctor` names
-what is too old, and what of a version kerasdist misses.
+Making a strategy raises an error on versions below the lowest, and only there. If an installed
+release is in no row, a line at level INFO (logger `kerasdist`) says so. `kerasdist doctor` names
+packages that are too old, and internals that kerasdist needs and a version lacks.
 
 | Python | backend | versions | Keras | framework | date | result |
 |---|---|---|---|---|---|---|

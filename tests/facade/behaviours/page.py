@@ -13,11 +13,11 @@ HEAD = """# The behaviours of tf.distribute
 
 <!-- Written by `python -m tests.facade.behaviours`. Do not edit. -->
 
-What users rely on, as the public tests of `tf.distribute` and of Keras 2's distribution show it, in
-our own words and checks. Each row is checked on every backend that it names, with two replicas in
-one process (`tests/facade/`); how they are trained against one device is in
-[What is tested](support.md). A **number** refers to a difference below the table; without one, the
-behaviour is that of `tf.distribute`.
+These are the behaviours that the public tests of `tf.distribute` and of Keras 2's distribution
+check, in our own words and with checks of our own. Each row is checked on every backend that it
+names, with two replicas in one process (`tests/facade/`). [What works](support.md) lists the tests
+that compare training with one device. A **number** refers to a difference, which is explained below
+the table; without a number, the behaviour is that of `tf.distribute`.
 """
 MORE = """## With larger cases
 
@@ -28,16 +28,16 @@ _OTHERS = ("behaviours", "checks", "from_outside")
 
 ELSEWHERE = """## What differs in `fit`
 
-- On JAX `fit` is one program for the global batch. A model's code sees its strategy, and a replica
-  with the strategy's number of replicas, whose tensors have all rows: `all_reduce` and `all_gather`
-  return what they are given. So the `"SUM"` of a sum over rows, the `"MEAN"` of a mean over rows,
-  and a loss that is divided by the number of replicas are the same on each backend. The `"SUM"` of
-  means is not: reduce them by `"MEAN"`.
-- A metric of your own is given the rows of all replicas, on every backend, and sees such a replica.
-  So does code that runs while Keras builds a model from symbolic inputs.
-- The check of the first batch takes a step on one device, outside of every strategy, to compare it.
-- Callbacks run outside of the strategy: `kd.get_strategy()` is the default one there, as in Keras 3
-  on `tf.distribute`.
+- On JAX `fit` is one program for the global batch. The model's code runs in a single replica
+  context, which reports the strategy's number of replicas, but all tensors have the rows of the
+  global batch. So `all_reduce` and `all_gather` return their argument. The `"SUM"` of a sum over
+  rows, the `"MEAN"` of a mean over rows, and a loss that is divided by the number of replicas are
+  therefore the same on each backend. The `"SUM"` of means is not: reduce means by `"MEAN"`.
+- On every backend a metric of your own gets the rows of all replicas, and runs in such a single
+  replica context. So does code that runs while Keras builds a model from symbolic inputs.
+- The check of the first batch also runs the model's code on one device, outside of every strategy.
+- Callbacks run outside of the strategy: there `kd.get_strategy()` returns the default strategy, as
+  in Keras 3 on `tf.distribute`.
 """
 
 
