@@ -55,8 +55,8 @@ class DcpFormat(CheckpointFormat):
             file, end = place.relative_path, place.offset + place.length
             if index.fqn in variables and sizes.get(file, 0) < end:
                 found.append(
-                    f"{variables[index.fqn]!r}, since '{file}' has {sizes.get(file, 0)} bytes of at "
-                    f"least {end}"
+                    f"{variables[index.fqn]!r}, since '{file}' has {sizes.get(file, 0)} bytes of "
+                    f"at least {end}"
                 )
         return found
 
