@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 Divided = Literal["optimizer", "full", "auto"]
+Offload = Literal["optimizer"]
 Within = Literal["host"]
 
 DEFAULT_MIN_SIZE = 2**16

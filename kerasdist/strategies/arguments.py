@@ -11,11 +11,11 @@ import numpy as np
 
 from kerasdist.api.options import CommunicationOptions, require_choice
 from kerasdist.backends.base.collectives import DEFAULT_COMMUNICATION
-from kerasdist.backends.base.interface import BatchNorm, Check, Offload, ReplicaOptions
+from kerasdist.backends.base.interface import BatchNorm, Check, ReplicaOptions
 from kerasdist.cluster.resolver import ClusterResolver
 from kerasdist.core.devices import Device
 from kerasdist.core.earlier_names import refuse_arguments
-from kerasdist.core.sharding import Divided, Sharding
+from kerasdist.core.sharding import Divided, Offload, Sharding
 from kerasdist.keras_compat import LayoutMap
 
 CHECK_VARIABLE = "KERASDIST_CHECK"

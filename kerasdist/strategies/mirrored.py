@@ -7,17 +7,11 @@ from typing import Any, final
 
 from kerasdist.api.strategy import Strategy
 from kerasdist.backends import registry
-from kerasdist.backends.base.interface import (
-    Backend,
-    BatchNorm,
-    Check,
-    Offload,
-    ReplicaOptions,
-    ReplicaSet,
-)
+from kerasdist.backends.base.interface import Backend, BatchNorm, Check, ReplicaOptions, ReplicaSet
 from kerasdist.cluster.detection import detect
 from kerasdist.cluster.kerasdist_variables import EACH_ITS_OWN
 from kerasdist.core.devices import parse_devices
+from kerasdist.core.sharding import Offload
 from kerasdist.errors import UnsupportedError
 from kerasdist.strategies import processes
 from kerasdist.strategies.arguments import ShardingOption, named_devices, replica_options

@@ -10,18 +10,12 @@ from kerasdist.api.options import CommunicationOptions, options_of
 from kerasdist.api.strategy import Strategy
 from kerasdist.backends import registry
 from kerasdist.backends.base import random_states
-from kerasdist.backends.base.interface import (
-    Backend,
-    BatchNorm,
-    Check,
-    Offload,
-    ReplicaOptions,
-    ReplicaSet,
-)
+from kerasdist.backends.base.interface import Backend, BatchNorm, Check, ReplicaOptions, ReplicaSet
 from kerasdist.cluster.detection import detect
 from kerasdist.cluster.resolver import ClusterResolver
 from kerasdist.cluster.source import Membership
 from kerasdist.core.devices import Device
+from kerasdist.core.sharding import Offload
 from kerasdist.job.job import Job, join_job
 from kerasdist.strategies.arguments import (
     ShardingOption,

@@ -102,6 +102,18 @@ def test_full_sharding_on_gpus_is_planned_for_pytorch_too(tmp_path):
     assert plan["torch_step"]["exposed"] == plan["torch_step"]["network"] > 0
 
 
+@pytest.mark.timeout(300)
+def test_what_the_host_would_hold_is_planned(tmp_path):
+    """As if the script's strategy had it; smaller variables stay."""
+    script = SCRIPT.replace("256", "2048")
+    plan = plan_of(script, tmp_path, "--devices", "v5e:2x2", "--offload", "optimizer")
+    moments = 2 * 4 * 64 * 2048
+    small = 2 * 4 * (2048 + 2048 * 8 + 8)
+    assert plan["host_bytes"] == moments
+    assert 0 <= plan["memory"]["by_kind"]["optimizer"] - small <= 64
+    assert plan["step"]["host"] > 0
+
+
 LARGER = """
 import resource
 import sys

@@ -27,7 +27,7 @@ from kerasdist.backends.base.runner import Runner
 from kerasdist.backends.base.trial import Trial
 from kerasdist.core import gpus
 from kerasdist.core.devices import ACCELERATORS, Device
-from kerasdist.core.sharding import HeldShard
+from kerasdist.core.sharding import HeldShard, Offload
 from kerasdist.errors import UnsupportedError
 from kerasdist.job.job import Job
 from kerasdist.keras_compat import ops
@@ -40,7 +40,6 @@ Event = dict[str, Any]
 
 BatchNorm = Literal["synchronized", "per_replica"]
 Check = Literal["off", "warn", "raise"]
-Offload = Literal["optimizer"]
 
 
 @dataclass(frozen=True)

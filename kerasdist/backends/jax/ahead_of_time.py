@@ -18,7 +18,7 @@ from kerasdist.backends.jax.mesh import host_memory, sharded_state
 from kerasdist.backends.jax.mesh.layout import Layout, note_all
 from kerasdist.backends.jax.mesh.placement import Placement
 from kerasdist.core.devices import Device
-from kerasdist.core.sharding import Sharding
+from kerasdist.core.sharding import Offload, Sharding
 from kerasdist.errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -202,13 +202,19 @@ def _bytes_of(spec: Any, sharding: Any) -> int:
 class PlanningBackend(JaxBackend):
     """JAX with described devices in place of this machine's; models can be made but not trained.
 
-    All device names exist. Whatever devices a strategy names, it gets all described devices. If a
-    `sharding` is given here, it replaces the strategy's argument.
+    All device names exist, and a strategy gets one replica on each described device, whatever
+    devices it names. A `sharding` and an `offload` given here replace the strategy's arguments.
     """
 
-    def __init__(self, devices: Sequence[Any], sharding: Sharding | None = None) -> None:
+    def __init__(
+        self,
+        devices: Sequence[Any],
+        sharding: Sharding | None = None,
+        offload: Offload | None = None,
+    ) -> None:
         self._described = list(devices)
         self._sharding = sharding
+        self._offload = offload
 
     def devices(self, kind: str) -> tuple[Device, ...]:
         """Returns the device names that a script may use."""
@@ -235,7 +241,7 @@ class PlanningBackend(JaxBackend):
                 f"shards between machines take. Received: sharding={sharding}. Leave out `within`, "
                 "and plan for the devices of one machine: on several each holds as much."
             )
-        offload = options.offload is not None
+        offload = (self._offload or options.offload) is not None
         options = dataclasses.replace(options, check="off", parameter_device=None, offload=None)
         here = jax.local_devices(backend="cpu")[:1]
         names = [Device("cpu", index) for index in range(len(self._described))]

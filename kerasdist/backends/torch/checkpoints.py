@@ -52,10 +52,11 @@ class DcpFormat(CheckpointFormat):
         found: list[str] = []
         for index, place in metadata.storage_data.items():
             file, end = place.relative_path, place.offset + place.length
-            there = sizes.get(file, 0)
-            if index.fqn in variables and there < end:
-                variable = variables[index.fqn]
-                found.append(f"{variable!r}, since '{file}' has {there} bytes of at least {end}")
+            if index.fqn in variables and sizes.get(file, 0) < end:
+                found.append(
+                    f"{variables[index.fqn]!r}, since '{file}' has {sizes.get(file, 0)} bytes of "
+                    f"at least {end}"
+                )
         return found
 
     def save(self, path: str, tree: Mapping[str, Any], replicas: ReplicaSet | None) -> None:

@@ -13,7 +13,7 @@ from kerasdist.cli.options import AsJson, Plot, option
 from kerasdist.cli.plan.groups import planned_groups
 from kerasdist.core.backend_choice import VARIABLE, is_installed
 from kerasdist.core.hardware import Chip, parse_target
-from kerasdist.core.sharding import Divided, Sharding
+from kerasdist.core.sharding import Divided, Offload, Sharding
 from kerasdist.errors import BackendError, InputError
 
 # Variables that silence messages of libraries about GPUs, TPUs and hosts that are missing here.
@@ -50,6 +50,10 @@ def plan(
             "optimizer|full|auto",
             "What replicas divide among them (default: as the script's strategy has it).",
         ),
+    ] = None,
+    offload: Annotated[
+        Offload | None,
+        option("optimizer", "What the host holds (default: as the script's strategy has it)."),
     ] = None,
     step_time: Annotated[
         float | None,
@@ -90,13 +94,14 @@ def plan(
     if named not in (None, "jax"):
         _say(f"{VARIABLE}={named}, but a plan is always made on JAX, with the same Keras model")
     asked = None if sharding is None else Sharding(sharding)
-    described = ahead_of_time.PlanningBackend(scripts.devices_of(target), asked)
+    described = ahead_of_time.PlanningBackend(scripts.devices_of(target), asked, offload)
     _say(f"running {script} up to its first training step ...")
     step = scripts.first_step(script, arguments or (), described)
-    if asked is not None and step.strategy is None:
+    given = f"--sharding {sharding}" if sharding else f"--offload {offload}" if offload else ""
+    if given and step.strategy is None:
         raise InputError(
-            "Expected a model made in a strategy's scope, whose replicas divide its state. "
-            f"Received: --sharding {asked.state}, for a model made outside of any. Make it in "
+            "Expected a model made in a strategy's scope, which divides its state, or has the host "
+            f"hold it. Received: {given}, for a model made outside of any. Make it in "
             "`with kd.MirroredStrategy().scope():`."
         )
     examples = planning.examples_of(ahead_of_time.examples_in(step.batch), target, batch_per_device)
