@@ -48,7 +48,7 @@ def test_layers_are_found_by_what_is_public(build):
 
 def test_metrics_are_found_among_attributes():
     nest = Nest()
-    assert models._kept_by(nest, keras.metrics.Metric) == [nest.seen]
+    assert models._held_in((nest,), keras.metrics.Metric) == [nest.seen]
 
 
 def test_a_models_calls():

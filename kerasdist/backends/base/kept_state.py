@@ -70,10 +70,11 @@ class Place:
     def is_same(self, contents: Any) -> bool:
         """Returns whether the object still contains exactly these objects."""
         now = self.at
-        if isinstance(now, set):
-            return now == contents
-        same = len(now) == len(contents) and all(map(is_, now, contents))
-        return same and (not isinstance(now, dict) or _are_same(now, contents))
+        if len(now) != len(contents):
+            return False
+        if not all(map(is_, now, contents)):  # a copy of a set may have another order
+            return isinstance(now, set) and now == contents
+        return not isinstance(now, dict) or all(map(is_, now.values(), contents.values()))
 
     def values(self) -> Iterable[Any]:
         """Returns the objects that a container contained at the beginning of the step."""
@@ -113,7 +114,8 @@ class Attributes(Place):
 
     def is_same(self, contents: Any) -> bool:
         """Returns whether the attributes still are exactly these objects."""
-        return _are_same(self.at, contents)
+        now = self.at
+        return len(now) == len(contents) and all(map(is_, now.values(), contents.values()))
 
     def write(self, contents: Any) -> None:
         """Sets the given attributes; one whose value is `_MISSING` is deleted."""
@@ -154,7 +156,10 @@ class Names(Attributes):
 
     def is_same(self, contents: Any) -> bool:
         """Returns whether the names still stand for exactly these objects."""
-        return _are_same(self.read(), contents)
+        if isinstance(self._owner, dict) and len(contents) == len(self._names):  # the usual case
+            return all(map(is_, map(self._owner.get, self._names), contents.values()))
+        now = self.read()
+        return len(now) == len(contents) and all(map(is_, now.values(), contents.values()))
 
     def write(self, contents: Any) -> None:
         """Sets the values of some names; those without a value are deleted."""
@@ -169,10 +174,6 @@ class Names(Attributes):
     def values(self) -> Iterable[Any]:
         """Returns the values at the beginning of the step."""
         return self.before.values()
-
-
-def _are_same(now: dict[Any, Any], contents: dict[Any, Any]) -> bool:
-    return len(now) == len(contents) and all(map(is_, now.values(), contents.values()))
 
 
 def _copied(container: Any) -> Any:
