@@ -18,7 +18,7 @@ import torch
 from kerasdist import keras_compat
 from kerasdist.backends.base.model_trainer import require_trainer
 from kerasdist.backends.base.user_places import kept_state_of
-from kerasdist.backends.torch import private
+from kerasdist.backends.torch.replica.placing import Version
 from kerasdist.core.structures import flatten, pack
 from kerasdist.training import passes
 
@@ -42,13 +42,13 @@ def calls(
         kept.begin(1)
     metrics = [each for one in keras_compat.attached_metrics(model) for each in one.variables]
     state = [*model.non_trainable_variables, *metrics]
-    before = _versions(state)
+    before = [Version(one.value) for one in state]
     parts: list[Any] = []
     for begin, end in pairwise(ends):
         part = again(*_of_rows(args, begin, end, count), _of_rows(kwargs, begin, end, count))
         if not parts:
-            pairs = zip(before, _versions(state), strict=True)
-            changed = [was is not now or had != has for (was, had), (now, has) in pairs]
+            pairs = zip(before, state, strict=True)
+            changed = [not was.is_of(one.value) for was, one in pairs]
             passes.require_nothing_kept(model, changed, model.losses, metrics)
             if kept and kept.has_new_tensors():
                 raise passes.refused("code that keeps a tensor in an attribute, a list or a name")
@@ -88,8 +88,3 @@ def _joined(parts: Sequence[Any], sizes: Sequence[int]) -> Any:
             keras_compat.set_keras_mask(whole, torch.cat(masks))
         leaves.append(whole)
     return pack(parts[0], leaves)
-
-
-def _versions(variables: Sequence[keras.Variable]) -> list[tuple[torch.Tensor, int]]:
-    values = [one.value for one in variables]
-    return [(value, private.count_changes(value)) for value in values]

@@ -50,6 +50,12 @@ _Result = TypeVar("_Result")
 class Draws(Protocol):
     """The random generators of the replicas of a step."""
 
+    def begin(self) -> None:
+        """Starts a step, in which no replica has drawn yet."""
+
+    def end(self) -> None:
+        """Ends a step."""
+
     def generator(self, rank: int) -> torch.Generator:
         """Returns the generator of one replica."""
         ...

@@ -4,14 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from typing import Any, final
 
 import keras
 import numpy as np
 import torch
 
 from kerasdist import keras_compat
+from kerasdist.backends.torch import private
 from kerasdist.core.devices import Device
+
+
+@final
+class Version:
+    """A tensor at one moment, to notice that it was changed or that another took its place."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor, self._address = tensor, tensor.data_ptr()
+        self._changes = private.count_changes(tensor)
+
+    def is_of(self, tensor: torch.Tensor) -> bool:
+        """Returns whether this is the version of a tensor, which has not changed since."""
+        is_there = tensor is self._tensor and tensor.data_ptr() == self._address
+        return is_there and private.count_changes(tensor) == self._changes
 
 
 def torch_device(device: Device) -> torch.device:

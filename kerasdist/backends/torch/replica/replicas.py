@@ -224,11 +224,8 @@ class TorchReplicaSet(ReplicaSet):
         device = self.torch_devices[0]
         if self.on_cpu:
             return [checksum_of(one.reshape(-1).view(torch.uint8)) for one in values]
-        return (
-            torch.stack([checksum_on_device(one).to(device) for one in values]).tolist()
-            if values
-            else []
-        )
+        found = [checksum_on_device(one).to(device) for one in values]
+        return torch.stack(found).tolist() if found else []
 
     def run(
         self, strategy: Strategy, step: Callable[[Any], Any], parts: Sequence[Part], rules: Rules
@@ -303,40 +300,36 @@ class LocalReplicas:
         rules = replica_set.shard_rules
         in_trial = current.trial is not None  # its steps read copies of full weights
         self._weights = None if rules is None or in_trial else rules.weights
-        self._draws = StepDraws(replica_set.local_replicas)
-        self._threads: ReplicaThreads | None = None
-        if len(devices) > 1:
-            self._threads = ReplicaThreads(len(devices), timeout=replica_set.timeout)
-        self._scopes = [
-            ReplicaScope(
-                rank,
-                device,
-                copies=device != torch_device(home),
-                is_only=[*devices] == [home],
-                weights=self._weights,
-            )
-            for rank, device in zip(
-                replica_set.local_replicas, replica_set.torch_devices, strict=True
-            )
-        ]
-        shared = Shared(
-            self._scopes,
-            self._threads,
-            replica_set.group,
-            replica_set.gradient_sum,
-            replica_set.components,
-            home,
-            self._draws,
+        several = len(devices) > 1
+        pairs = zip(replica_set.local_replicas, replica_set.torch_devices, strict=True)
+        self._shared = Shared(
+            scopes=[
+                ReplicaScope(
+                    rank,
+                    device,
+                    copies=device != torch_device(home),
+                    is_only=[*devices] == [home],
+                    weights=self._weights,
+                )
+                for rank, device in pairs
+            ],
+            threads=ReplicaThreads(len(devices), timeout=replica_set.timeout) if several else None,
+            group=replica_set.group,
+            gradient_sum=replica_set.gradient_sum,
+            components=replica_set.components,
+            device=home,
+            draws=StepDraws(replica_set.local_replicas),
         )
-        self._collectives = [TorchCollectives(index, shared) for index in range(len(devices))]
+        self._collectives = [TorchCollectives(index, self._shared) for index in range(len(devices))]
 
     def run(
         self, strategy: Strategy, step: Callable[[Any], Any], parts: Sequence[Part], rules: Rules
     ) -> list[Any]:
         """Runs one step, as `TorchReplicaSet.run` describes."""
-        self._draws.begin()
+        draws, threads = self._shared.draws, self._shared.threads
+        draws.begin()
         count = len(parts)
-        scopes = self._scopes[:count]
+        scopes = self._shared.scopes[:count]
         for scope, part in zip(scopes, parts, strict=True):
             scope.begin(part.weight, rules)
         rules.begin(scopes)
@@ -345,7 +338,7 @@ class LocalReplicas:
             first_draw = FirstDraw(self._weights)
             keras_compat.set_global_seed_generator(first_draw)
         try:
-            if self._threads is None:
+            if threads is None:
                 results = [self._step(0, strategy, step, parts, rules)]
             else:
                 settings = ThreadSettings()
@@ -359,11 +352,11 @@ class LocalReplicas:
                     with settings.applied():
                         return context.run(self._step, index, strategy, step, parts, rules)
 
-                results = self._threads.run(count, work, rules.kept)
+                results = threads.run(count, work, rules.kept)
         finally:
             if makes_generator:
                 keras_compat.set_global_seed_generator(first_draw.generator)
-        self._draws.end()
+        draws.end()
         rules.end(scopes)
         for scope in scopes:
             scope.end()
@@ -380,7 +373,7 @@ class LocalReplicas:
         rules: Rules,
     ) -> Any:
         """Runs the step in one replica."""
-        scope, part, count = self._scopes[index], parts[index], len(parts)
+        scope, part, count = self._shared.scopes[index], parts[index], len(parts)
         replica = self._collectives[index].begin(
             strategy, count + self._elsewhere, count, part.local_batch
         )

@@ -17,7 +17,6 @@ also the aggregate over all workers, which cross-replica code reads without comm
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import final
 
 import keras
@@ -32,39 +31,16 @@ from kerasdist.backends.base.variable_rules import (
     is_sum_on_read,
     shares_of_integers,
 )
-from kerasdist.backends.torch import private
-from kerasdist.backends.torch.replica.placing import add_up
+from kerasdist.backends.torch.replica.placing import Version, add_up
 from kerasdist.backends.torch.state.variables import ReplicaScope, Rules, commit_buffers
 from kerasdist.backends.torch.workers.process_group import Group
 from kerasdist.core import ownership
 from kerasdist.core.context import current
 from kerasdist.core.ownership import VariableTable
 
-
-@final
-@dataclass(frozen=True, eq=False)
-class Kept:
-    """The components of one variable, valid until the variable's own value changes.
-
-    Attributes:
-        values: The components, one per replica of this process.
-        own: The tensor that holds the variable's own value.
-        address: The tensor's address when the components were kept.
-        changes: How often the tensor had been changed in place when the components were kept.
-    """
-
-    values: tuple[torch.Tensor, ...]
-    own: torch.Tensor
-    address: int
-    changes: int
-
-    def serves(self, own: torch.Tensor) -> bool:
-        """Returns whether the components are still valid: `own` is the value, and is unchanged."""
-        return (
-            own is self.own
-            and own.data_ptr() == self.address
-            and private.count_changes(own) == self.changes
-        )
+# The components of a variable on the replicas of this process, and the variable's own value when
+# they were kept; they are valid until that changes.
+Kept = tuple[tuple[torch.Tensor, ...], Version]
 
 
 @final
@@ -85,7 +61,7 @@ class Components:
         own = keras_compat.stored_value(variable)
         kept = self._valid(variable, own)
         if kept is not None:
-            return kept.values[rank - self._local.start]
+            return kept[rank - self._local.start]
         if not is_on_read(variable):
             return None
         with torch.no_grad():
@@ -99,9 +75,11 @@ class Components:
             return True
         return self._valid(variable, keras_compat.stored_value(variable)) is not None
 
-    def _valid(self, variable: keras.Variable, own: torch.Tensor) -> Kept | None:
-        kept = self._kept.get(variable)
-        return kept if kept is not None and kept.serves(own) else None
+    def _valid(
+        self, variable: keras.Variable, own: torch.Tensor
+    ) -> tuple[torch.Tensor, ...] | None:
+        values, version = self._kept.get(variable) or (None, None)
+        return values if version is not None and version.is_of(own) else None
 
     @torch.no_grad()
     def keep(
@@ -126,8 +104,7 @@ class Components:
         for variable, values, value in zip(variables, columns, together, strict=True):
             own = keras_compat.stored_value(variable)
             own.copy_(value)
-            kept = Kept(tuple(values), own, own.data_ptr(), private.count_changes(own))
-            self._kept.put(variable, kept)
+            self._kept.put(variable, (tuple(values), Version(own)))
 
     def aggregates(
         self, variables: Sequence[keras.Variable], columns: Sequence[Sequence[torch.Tensor]]

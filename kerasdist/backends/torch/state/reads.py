@@ -49,12 +49,6 @@ class ReadRecorder(keras.StatelessScope):
             outer = outer.original_scope
         return outer is not None
 
-    def _replica_scope(self) -> ReplicaScope | None:
-        outer = self.original_scope
-        while isinstance(outer, ReadRecorder):
-            outer = outer.original_scope
-        return outer if isinstance(outer, ReplicaScope) else None
-
     def get_current_value(self, variable: keras.Variable) -> torch.Tensor:
         """Returns the variable's value in the enclosing scope, and records that it was read."""
         key = id(variable)
@@ -78,10 +72,12 @@ class ReadRecorder(keras.StatelessScope):
         return id(variable) in self._read
 
     def target(self, variable: keras.Variable) -> torch.Tensor:
-        """Returns the tensor to differentiate by: the one that a read of the variable returned."""
-        scope = self._replica_scope()
-        if scope is not None and shards.shard_of(variable) is not None:
-            leaf = scope.leaf(variable)  # each read has returned a new view of this leaf
+        """Returns the tensor by which to differentiate: the tensor that a read returned."""
+        scope = self.original_scope
+        while isinstance(scope, ReadRecorder):
+            scope = scope.original_scope
+        if isinstance(scope, ReplicaScope) and shards.shard_of(variable) is not None:
+            leaf = scope.leaf(variable)  # each read has returned another view of this leaf
             if leaf.requires_grad:
                 return leaf
         read = self._read.get(id(variable))
