@@ -16,7 +16,7 @@ import ctypes
 import json
 import sys
 from collections.abc import Callable, Sequence
-from functools import cache, lru_cache, partial
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any, final
 
 import jax
@@ -201,9 +201,11 @@ def _store(original: Callable[..., Any], variable: keras.Variable, value: Any) -
     if is_placed(value, sharding) or tuple(value.shape) != tuple(variable.shape):
         return original(variable, value)  # Keras itself refuses a value of another shape
 
-    checksum = (
-        partial(checksum_in_type, value, dtype) if on_host else partial(checksums_of, [value])
-    )
+    def checksum() -> Any:
+        if isinstance(value, np.ndarray):
+            return checksum_in_type(value, dtype)
+        return checksums_of([value])
+
     # What each worker has whole, in its host's memory, it may assign alone.
     alone = contextlib.nullcontext(True) if sharding.is_fully_replicated else None
     with alone or place.together(_work("assignment", variable), checksum) as is_same:
