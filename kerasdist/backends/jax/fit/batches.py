@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from typing import Any, final
 
 import jax
@@ -20,25 +19,6 @@ from kerasdist.input.autoshard import WorkerBatches
 from kerasdist.input.fit_adapter import WrappedAdapter
 from kerasdist.input.sharding import WorkerShard, arrays
 from kerasdist.keras_compat import takes_rows
-
-
-def placed(adapter: Any, place: Placement, first_batches: FirstBatches) -> Any:
-    """Returns an adapter that places batches before their step begins, if that saves time."""
-    if not place.places_ahead:
-        return _PlacedAdapter(adapter, place, adapter.get_jax_iterator)
-    if isinstance(place, WorkerPlacement):
-        if isinstance(adapter, WorkerBatches):
-            own_batches = adapter.get_jax_iterator
-            return _PlacedAdapter(
-                adapter, place, lambda: (_of_all_workers(own, place) for own in own_batches())
-            )
-        if takes_rows(adapter):
-            return _PlacedAdapter(adapter, place, partial(_own_rows, adapter, place))
-
-    def batches() -> Iterator[Any]:
-        return map(place.batch, first_batches.recorded(iter(adapter.get_jax_iterator())))
-
-    return _PlacedAdapter(adapter, place, batches)
 
 
 @final
@@ -71,8 +51,8 @@ def take(batch: object) -> Any:
 
 
 @final
-class _PlacedAdapter(WrappedAdapter):
-    """Yields batches whose transfer to the replicas' devices has already started.
+class PlacedAdapter(WrappedAdapter):
+    """Yields batches whose transfer to the devices has already started, if that saves time.
 
     Keras asks for each batch one step ahead, and puts it on the default device; arrays that are on
     a mesh stay there. Since version 3.16 Keras asks for stacks of batches if an execution has
@@ -80,27 +60,33 @@ class _PlacedAdapter(WrappedAdapter):
     stacks them.
     """
 
-    def __init__(
-        self, inner: Any, place: Placement, batches: Callable[[], Iterable[object]]
-    ) -> None:
+    def __init__(self, inner: Any, place: Placement, first_batches: FirstBatches) -> None:
         super().__init__(inner)
         self._place = place
-        self._batches = batches
+        self._first_batches = first_batches
 
     def get_jax_iterator(self, super_batch: int | None = None) -> Iterator[object]:
         """Returns single batches, on the replicas' devices."""
         if isinstance(self._place, WorkerPlacement):
-            return map(_held, self._batches())
-        if super_batch is None:
-            return iter(self._batches())
+            return map(_held, self._of_workers(self._place))
+        if self._place.places_ahead:
+            return self._global_batches()
+        batches = iter(self._inner.get_jax_iterator())
         # Keras turns batches into JAX's arrays, which may share memory that the source overwrites.
-        return map(self._place.copy_batch, self._batches())
+        return batches if super_batch is None else map(self._place.copy_batch, batches)
 
+    def _global_batches(self) -> Iterator[object]:
+        batches = self._first_batches.recorded(iter(self._inner.get_jax_iterator()))
+        return map(self._place.batch, batches)
 
-def _own_rows(adapter: Any, place: WorkerPlacement) -> Iterator[Any]:
-    """Yields batches from arrays; each worker reads only the rows of its own replicas."""
-    for rows, total in keras_compat.jax_rows(adapter, place.chosen):
-        yield place.chosen_rows(rows, total)
+    def _of_workers(self, place: WorkerPlacement) -> Iterator[object]:
+        """Returns global batches, of which each worker reads only its replicas' rows if it can."""
+        if isinstance(self._inner, WorkerBatches):
+            return (_of_all_workers(own, place) for own in self._inner.get_jax_iterator())
+        if takes_rows(self._inner):
+            own_rows = keras_compat.jax_rows(self._inner, place.chosen)
+            return (place.chosen_rows(rows, total) for rows, total in own_rows)
+        return self._global_batches()
 
 
 def _of_all_workers(own: WorkerShard, place: WorkerPlacement) -> Any:

@@ -15,7 +15,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Generator, Iterable, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -48,17 +48,26 @@ class _InSteps:
 _in_steps: VariableTable[_InSteps] = VariableTable()
 
 
-# By the id of a variable: held by the thread that passes its value to a program.
-_passed: dict[int, Any] = {}
+# By the id of a variable: the thread that passes its value to a program and stores the new one.
+_passed: dict[int, int] = {}
+_passed_on = threading.Condition()
 
 
 @contextmanager
 def passing(keys: Iterable[int]) -> Generator[None]:
     """Waits until no other thread passes these variables, given by id, to a program."""
-    with ExitStack() as passed:
-        for key in sorted(keys):  # in one order, so that no two threads wait for each other
-            passed.enter_context(_passed.setdefault(key, threading.RLock()))
+    here = threading.get_ident()
+    with _passed_on:
+        _passed_on.wait_for(lambda: all(_passed.get(key, here) == here for key in keys))
+        mine = [key for key in keys if key not in _passed]
+        _passed.update(dict.fromkeys(mine, here))
+    try:
         yield
+    finally:
+        with _passed_on:
+            for key in mine:
+                del _passed[key]
+            _passed_on.notify_all()
 
 
 def read(original: Callable[[Any], Any], variable: keras.Variable) -> Any:

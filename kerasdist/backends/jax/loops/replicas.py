@@ -13,7 +13,7 @@ import jax
 from kerasdist import keras_compat
 from kerasdist.backends.base.interface import ReplicaOptions, ReplicaSet
 from kerasdist.backends.base.runner import Runner, SoleRunner
-from kerasdist.backends.jax.fit.batches import placed
+from kerasdist.backends.jax.fit.batches import PlacedAdapter
 from kerasdist.backends.jax.fit.trainer import JaxTrainer
 from kerasdist.backends.jax.loops import scopes
 from kerasdist.backends.jax.mesh import sharded_state, worker_placement
@@ -113,7 +113,7 @@ class JaxReplicaSet(ReplicaSet):
         """Returns an adapter that places batches before their step begins, if that saves time."""
         if not self.arrays.places_ahead and not keras_compat.STACKS_BATCHES:
             return adapter
-        return placed(adapter, self.arrays, self.first_batches)
+        return PlacedAdapter(adapter, self.arrays, self.first_batches)
 
     def equalize(self, variables: Sequence[keras.Variable]) -> None:
         """Gives variables the chief's values, bit by bit, in one or a few collectives.

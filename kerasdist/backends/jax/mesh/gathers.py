@@ -19,8 +19,8 @@ import itertools
 import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, partial
-from typing import TYPE_CHECKING, Any, NamedTuple, final
+from functools import partial
+from typing import TYPE_CHECKING, Any, final
 
 import jax
 import numpy as np
@@ -50,21 +50,6 @@ _orders = itertools.count()
 
 # An operation of a traced function, for which JAX has no public name.
 _Equation = Any
-
-
-@final
-class _Classes(NamedTuple):
-    """JAX's classes for traced functions (with and without constants) and for constants."""
-
-    closed: type
-    open: type
-    literal: type
-
-
-@cache
-def _classes() -> _Classes:
-    traced = jax.make_jaxpr(lambda: 0)()
-    return _Classes(type(traced), type(traced.jaxpr), type(traced.jaxpr.outvars[0]))
 
 
 def gather(shard: jax.Array, at_rest: NamedSharding, whole: NamedSharding) -> jax.Array:
@@ -193,7 +178,7 @@ class _Reader:
         known.update(zip(jaxpr.constvars, map(_constant, consts), strict=True))
 
         def value_of(atom: Any) -> _Value:
-            return _constant(atom.val) if isinstance(atom, _classes().literal) else known[atom]
+            return _constant(atom.val) if hasattr(atom, "val") else known[atom]
 
         for equation in jaxpr.eqns:
             inputs = list(map(value_of, equation.invars))
@@ -214,7 +199,7 @@ class _Reader:
             again = dict(zip(apart, made, strict=True))
             inputs = [again.get(one, one) for one in inputs]
         inner = next(inner_programs(equation.params))
-        if isinstance(inner, _classes().closed):
+        if _has_constants(inner):
             return self.read(inner.jaxpr, inner.consts, inputs)
         return self.read(inner, (), inputs)
 
@@ -414,15 +399,17 @@ def inner_programs(params: Mapping[str, object]) -> Iterator[Any]:
     """Yields the traced functions that an operation has as parameters, such as a loop's body."""
     for value in params.values():
         for one in value if isinstance(value, list | tuple) else [value]:
-            if isinstance(one, (_classes().closed, _classes().open)):
+            if hasattr(one, "eqns"):
                 yield one
+
+
+def _has_constants(program: object) -> bool:
+    return hasattr(program, "consts")
 
 
 def _has_mark(equation: _Equation) -> bool:
     return _is_mark(equation) or any(
-        _has_mark(each)
-        for one in inner_programs(equation.params)
-        for each in (one.jaxpr if isinstance(one, _classes().closed) else one).eqns
+        _has_mark(each) for one in inner_programs(equation.params) for each in one.eqns
     )
 
 
@@ -430,7 +417,7 @@ def _regrouped(value: Any, is_state: Sequence[bool]) -> object:
     """Returns the body of a loop or branch, changed so that weights are gathered in groups."""
     if isinstance(value, tuple):
         return tuple(_regrouped(one, is_state) for one in value)
-    if not isinstance(value, _classes().closed):
+    if not _has_constants(value):
         return value
     types = value.in_avals
     known = is_state if len(is_state) == len(types) else [False] * len(types)
