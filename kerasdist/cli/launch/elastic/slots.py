@@ -23,7 +23,7 @@ from kerasdist.cli.launch import start
 from kerasdist.cli.launch.elastic.joining import Seats
 from kerasdist.cli.launch.placement import Slot, listed, place
 from kerasdist.cli.launch.spec import AttemptResult, JobSpec
-from kerasdist.cli.launch.worker import Event, Screen, Signalled, Waiting
+from kerasdist.cli.launch.worker import Events, Screen, Signalled, Waiting
 from kerasdist.errors import ClusterError
 from kerasdist.job.interruption import ExitCode
 
@@ -55,11 +55,7 @@ class ElasticSlots:
     """
 
     def __init__(
-        self,
-        spec: JobSpec,
-        events: queue.SimpleQueue[Event],
-        screen: Screen,
-        seats: Seats | None = None,
+        self, spec: JobSpec, events: Events, screen: Screen, seats: Seats | None = None
     ) -> None:
         least, most = spec.min_workers, spec.workers
         if least is None or not isinstance(most, int) or not 1 <= least <= most:
