@@ -126,9 +126,7 @@ class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
         """Waits until all files are written; warns if writing has failed."""
         self._file.settle()
 
-    def _begin(
-        self, model: Any, save: Callable[..., None], filepath: str, **options: object
-    ) -> None:
+    def _begin(self, model: Any, save: Callable[..., None], path: str, **options: object) -> None:
         name = save.__name__
         if getattr(type(model), name) is not getattr(keras.Model, name):
             raise ValueError(
@@ -137,7 +135,7 @@ class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
                 "training goes on. Use save='sync'."
             )
         self.wait()
-        self._newest = str(filepath)
+        self._newest = str(path)
         replicas = _replicas(model)
         writes = replicas is None or replicas.job is None or replicas.job.is_chief
         if writes or (replicas is not None and replicas.reads_need_all_workers):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -146,7 +145,7 @@ def run(
 
     Options of kerasdist come before the script: kerasdist run --workers 2 train.py.
     """
-    _warn_of_misplaced_options(context, script, arguments or ())
+    _warn_of_misplaced_options(context, script, arguments or [])
     least, most = _range_of(workers)
     spec = JobSpec(
         command=python_command(script, arguments or (), module=module, python=python),
@@ -217,9 +216,7 @@ app.command(
 )(showing_errors(2)(bench.bench))
 
 
-def _warn_of_misplaced_options(
-    context: typer.Context, script: str, arguments: Sequence[str]
-) -> None:
+def _warn_of_misplaced_options(context: typer.Context, script: str, arguments: list[str]) -> None:
     """Warns if the script gets an option of kerasdist that kerasdist itself did not get.
 
     This is not an error, because a script may have its own option ``--workers``.

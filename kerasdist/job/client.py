@@ -16,7 +16,7 @@ from kerasdist.job import handshake, protocol
 from kerasdist.job.comparison import MAX_CHANGES, Report
 from kerasdist.job.handshake import Credentials
 from kerasdist.job.listening import address_in
-from kerasdist.job.protocol import Timeouts
+from kerasdist.job.protocol import Facts, Timeouts
 
 _INTERRUPTED = "interrupted"
 _LEFT_EARLY = "left early"
@@ -57,12 +57,7 @@ class Client:
     """
 
     def __init__(
-        self,
-        host: str,
-        port: int,
-        facts: Mapping[str, object],
-        timeouts: Timeouts,
-        credentials: Credentials,
+        self, host: str, port: int, facts: Facts, timeouts: Timeouts, credentials: Credentials
     ) -> None:
         """Connects to the chief, and waits until all workers have joined."""
         self.facts = dict(facts)
@@ -127,7 +122,7 @@ class Client:
             self._is_asked, self._meeting_place = False, None
             return True
 
-    def wrote(self, path: str, outcome: Mapping[str, object]) -> None:
+    def wrote(self, path: str, outcome: Facts) -> None:
         """Reports to the coordinator that the chief has written a file."""
         self._send({"type": "wrote", "step": self.step, "path": path, "outcome": dict(outcome)})
 

@@ -14,7 +14,7 @@ import asyncio
 import json
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, final
@@ -30,7 +30,7 @@ from kerasdist.job.comparison import (
 )
 from kerasdist.job.handshake import Credentials, Gate, read
 from kerasdist.job.interruption import CTRL_C
-from kerasdist.job.protocol import Timeouts
+from kerasdist.job.protocol import Facts, Timeouts
 
 CHIEF = 0
 MAIN = "main"
@@ -69,7 +69,7 @@ class Member:
     rank: int
     name: str
     writer: asyncio.StreamWriter
-    facts: Mapping[str, object]
+    facts: Facts
     heard: float
     step: int = 0
     place: str = ""
@@ -174,7 +174,7 @@ class Coordinator:
         self._members: dict[int, Member] = {}
         self._meetings: dict[tuple[str, int], Meeting] = {}
         # By step and path: the outcomes of the files that the chief has written.
-        self._written: dict[int, dict[str, list[Mapping[str, object]]]] = {}
+        self._written: dict[int, dict[str, list[Facts]]] = {}
         self._waiting: list[Save] = []
         # the workers' answers, while the coordinator asks
         self._next_places: dict[int, int] | None = None

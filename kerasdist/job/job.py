@@ -9,7 +9,7 @@ import platform
 import sys
 import zlib
 from collections import defaultdict
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, final
@@ -31,7 +31,7 @@ from kerasdist.job.handshake import SECRET, credentials
 from kerasdist.job.interruption import DroppedInterrupts, ExitCode
 from kerasdist.job.listening import HeldPort, is_loopback, raise_file_limit
 from kerasdist.job.monitor import NEWS_SECONDS, Monitor, may_be_a_loss
-from kerasdist.job.protocol import Timeouts
+from kerasdist.job.protocol import Facts, Timeouts
 
 _ADVICE = "All of them must run the same script in the same environment."
 
@@ -56,9 +56,7 @@ class Job:
         collectives: The collectives that this worker has issued; None if they are not recorded.
     """
 
-    def __init__(
-        self, membership: Membership, facts: Mapping[str, object], timeouts: Timeouts
-    ) -> None:
+    def __init__(self, membership: Membership, facts: Facts, timeouts: Timeouts) -> None:
         """Joins the job and waits until all workers have joined. All workers must call it."""
         self.membership = membership
         self.rank = membership.rank
@@ -231,7 +229,7 @@ class Job:
             raise
         self.broadcast_object(label, None)
 
-    def assert_equal(self, label: str, facts: Mapping[str, object], advice: str = _ADVICE) -> None:
+    def assert_equal(self, label: str, facts: Facts, advice: str = _ADVICE) -> None:
         """Raises DisagreementError if facts differ between workers. All workers must call it.
 
         Workers send a digest. Only if the digests differ, one worker of each group with equal facts
@@ -395,7 +393,7 @@ _current: list[Job] = []
 _ALONE = nullcontext()
 
 
-def join_job(membership: Membership, facts: Mapping[str, object]) -> tuple[Job, bool]:
+def join_job(membership: Membership, facts: Facts) -> tuple[Job, bool]:
     """Returns the job of this process, and whether it was joined by this call.
 
     All workers must call it. A second strategy gets the job that the first one has joined.
@@ -468,9 +466,7 @@ def sizes_of_hosts(workers: Sequence[tuple[str, int | None]]) -> list[int]:
     return sizes
 
 
-def _own_facts(
-    membership: Membership, coordinator_host: str, port: HeldPort | None
-) -> dict[str, object]:
+def _own_facts(membership: Membership, coordinator_host: str, port: HeldPort | None) -> Facts:
     facts: dict[str, object] = {
         "rank": membership.rank,
         "num_workers": membership.num_workers,

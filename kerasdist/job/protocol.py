@@ -35,6 +35,10 @@ SAVES = "saves"
 _FRAME_BYTES = MAX_BYTES + 1024 * 1024
 
 
+Facts = Mapping[str, object]
+"""What workers tell each other, as JSON."""
+
+
 class MalformedError(ConnectionError):
     """A message does not have the form that workers send."""
 

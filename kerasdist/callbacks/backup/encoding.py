@@ -20,7 +20,7 @@ import pathlib
 import random
 import types
 import zlib
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from typing import Any, final
 
@@ -400,6 +400,44 @@ _COUNTS_OF_TENSORBOARD = ("_global_train_batch", "_global_test_batch", "_previou
 
 
 @final
+class _Watched:
+    """An object with the checksums of its attributes before anything was restored.
+
+    Attributes:
+        object: The object.
+        lost: The place and type of each value that the newest state cannot restore.
+    """
+
+    def __init__(self, one: object, elsewhere: Sequence[object]) -> None:
+        """Stores the attributes, except the objects that are saved elsewhere."""
+        self.object, self._elsewhere = one, elsewhere
+        self.lost: Mapping[str, str] = {}
+        self._there: Container[tuple[str, object]] | None = None
+        forms, encoder = self._encoded()
+        self._at_begin = {key: digest(form) for key, form in forms.items()}
+        # The values are kept so that their replacements do not get their ids.
+        self._there, self._held = encoder.filled, encoder.held()
+
+    def _encoded(self) -> tuple[dict[str, Form], Encoder]:
+        """Returns the forms of the attributes by name, and the encoder that made them."""
+        encoder, name = Encoder(self._elsewhere, self._there), type(self.object).__name__
+        return encoder.attributes(_values(self.object), name), encoder
+
+    def changes(self) -> dict[str, Form]:
+        """Returns the forms of the attributes that have changed."""
+        begin, (forms, encoder) = self._at_begin, self._encoded()
+        self.lost = encoder.lost
+        # The file also has lines of an earlier process, which the script does not write again.
+        changed = {
+            key for key, form in forms.items() if key == _CONTENT or begin.get(key) != digest(form)
+        }
+        while more := {one for tied in encoder.tied if changed & tied for one in tied} - changed:
+            changed |= more
+        kept = {key: form for key, form in forms.items() if key in changed}
+        return kept | dict.fromkeys(begin.keys() - forms.keys(), GONE)
+
+
+@final
 class Remembering:
     """Saves the attributes of some objects that have changed since `fit` began.
 
@@ -414,53 +452,19 @@ class Remembering:
 
     def __init__(self, objects: Sequence[object], elsewhere: Sequence[object] = ()) -> None:
         """Stores the objects and their attributes, before anything is restored."""
-        self._objects = [
-            one.inner if isinstance(one, DelegatingCallback) else one for one in objects
-        ]
-        self._elsewhere = [*elsewhere, *self._objects]
-        self._there: list[Container[tuple[str, object]] | None] = [None] * len(self._objects)
-        # Keeps the values of `_there` alive, because other objects could get their ids.
-        self._held: list[object] = []
-        self._lost: list[Mapping[str, str]] = []
-        self._at_begin: list[dict[str, int]] = []
-        for forms, encoder in self._encoded():
-            self._at_begin.append({key: digest(form) for key, form in forms.items()})
-            self._there[len(self._at_begin) - 1] = encoder.filled
-            self._held += encoder.held()
+        own = [one.inner if isinstance(one, DelegatingCallback) else one for one in objects]
+        self._watched = [_Watched(one, [*elsewhere, *own]) for one in own]
 
-    def _encoded(self) -> Iterator[tuple[dict[str, Any], Encoder]]:
-        """Yields the forms of each object's attributes by name, with the encoder that made them."""
-        for one, there in zip(self._objects, self._there, strict=True):
-            encoder, name = Encoder(self._elsewhere, there), type(one).__name__
-            yield encoder.attributes(_values(one), name), encoder
-
-    def state(self) -> list[object]:
+    def state(self) -> list[list[Form]]:
         """Returns a form of the state of each object."""
-        states: list[object] = []
-        self._lost, self.has_changed = [], False
-        each = zip(self._objects, self._at_begin, self._encoded(), strict=True)
-        for one, begin, (forms, encoder) in each:
-            # The file also has lines of an earlier process, which the script does not write again.
-            changed = {
-                key
-                for key, form in forms.items()
-                if key == _CONTENT or begin.get(key) != digest(form)
-            }
-            while (
-                more := {one for tied in encoder.tied if changed & tied for one in tied} - changed
-            ):
-                changed |= more
-            kept = {key: form for key, form in forms.items() if key in changed}
-            kept |= dict.fromkeys(begin.keys() - forms.keys(), GONE)
-            states.append([_named(one), kept])
-            self.has_changed |= bool(changed)
-            self._lost.append(encoder.lost)
+        states = [[_named(one.object), one.changes()] for one in self._watched]
+        self.has_changed = any(changes for _, changes in states)
         return states
 
     def put_back(self, forms: Sequence[Any]) -> None:
         """Restores the attributes of the objects."""
         left = list(forms)
-        for one in self._objects:
+        for one in (each.object for each in self._watched):
             kept = next((form for form in left if form[0] == _named(one)), None)
             if kept is not None:
                 left.remove(kept)
@@ -469,12 +473,12 @@ class Remembering:
     def lost(self) -> list[str]:
         """Returns what the newest state cannot restore, one line for each."""
         lines = []
-        for one, lost in zip(self._objects, self._lost, strict=False):
-            lines += _closures(one)
-            if keras_compat.is_builtin(type(one)):
-                lines += _lines_elsewhere(one)
+        for one in self._watched:
+            lines += _closures(one.object)
+            if keras_compat.is_builtin(type(one.object)):
+                lines += _lines_elsewhere(one.object)
                 continue
-            lines += [f"{where} ({kind})" for where, kind in lost.items()]
+            lines += [f"{where} ({kind})" for where, kind in one.lost.items()]
         return lines
 
 

@@ -195,12 +195,11 @@ class RunFiles:
             shards: The shards that this worker holds, by the number of the variable.
         """
         assert self.job is not None
-        assert self.run is not None
         rank, own, error = self.job.rank, {}, None
         try:
-            own = variables.write_part(
-                self.folder, self.number, self.run, rank, shards, mode=self.mode
-            )
+            # no other run has this name, so no part is ever replaced
+            path = storage.path_of(self.folder, self.number, f"-{self.run}-part{rank}")
+            own = variables.write_part(path, shards, self.mode)
         except BackupError:
             raise
         except OSError as caught:

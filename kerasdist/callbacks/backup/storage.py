@@ -106,9 +106,9 @@ class StoredFile:
         return np.array(data[:, columns], subok=False).view(dtype)
 
 
-def path_of(folder: Path, number: int) -> Path:
-    """Returns the path of the backup with this number."""
-    return folder / f"backup-{number:012d}.kdb"
+def path_of(folder: Path, number: int, part: str = "") -> Path:
+    """Returns the path of the backup with this number, or of a part of it."""
+    return folder / f"backup-{number:012d}{part}.kdb"
 
 
 def read_bytes(file: BinaryIO) -> Iterator[bytes]:

@@ -33,21 +33,12 @@ _NAME = re.compile(r"backup-(\d{12})-[0-9a-f]+-part(\d+)\.kdb")
 
 
 def write_part(
-    folder: Path,
-    number: int,
-    run: str,
-    rank: int,
-    shards: Mapping[int, Sequence[HeldShard]],
-    *,
-    mode: int = storage.PRIVATE,
+    path: Path, shards: Mapping[int, Sequence[HeldShard]], mode: int = storage.PRIVATE
 ) -> list[str]:
     """Writes a worker's part of a backup; returns its name and digest, for the chief's file.
 
     Args:
-        folder: The folder of the backups.
-        number: The backup's number.
-        run: Hexadecimal digits that no other run has, so that no part is ever replaced.
-        rank: The worker's number.
+        path: The file.
         shards: The shards that this worker holds, by the number of the variable.
         mode: The file's permissions.
     """
@@ -57,7 +48,6 @@ def write_part(
         Unread(np.dtype(one.dtype), (at.rows, at.end - at.begin), one.read, one.path)
         for one, at in [(one, one.region) for _, one in listed]
     ]
-    path = folder / f"backup-{number:012d}-{run}-part{rank}.kdb"
     return [path.name, storage.write_file(path, {"shards": places}, arrays, mode)]
 
 

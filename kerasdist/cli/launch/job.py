@@ -32,6 +32,7 @@ from kerasdist.cli.launch.placement import Slot, counted, open_coordinator, plac
 from kerasdist.cli.launch.spec import AttemptResult, JobResult, JobSpec
 from kerasdist.cli.launch.worker import (
     Event,
+    Events,
     Exited,
     Held,
     Screen,
@@ -80,7 +81,7 @@ class Attempt:
     """
 
     to_begin: Iterable[Held]
-    events: queue.SimpleQueue[Event]
+    events: Events
     stop_seconds: float
     number: int = 0
     chief_leads: bool = False
@@ -216,7 +217,7 @@ class Launcher:
 
     def __init__(self, spec: JobSpec) -> None:
         self._spec = counted(spec)
-        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._events: Events = queue.SimpleQueue()
         self._screen = Screen()
         self._warm = WarmProcesses(self._spec, self._screen)
         self._elastic = self._seats = None

@@ -22,7 +22,7 @@ from kerasdist.cli.launch.job import Attempt
 from kerasdist.cli.launch.placement import place
 from kerasdist.cli.launch.spec import STOP_SECONDS, AttemptResult, JobSpec
 from kerasdist.cli.launch.start import begin_others
-from kerasdist.cli.launch.worker import Event, Held, Screen, Signalled, ThisProcess, Worker
+from kerasdist.cli.launch.worker import Events, Held, Screen, Signalled, ThisProcess, Worker
 from kerasdist.job import interruption
 from kerasdist.job.interruption import ExitCode
 from kerasdist.job.job import current_job
@@ -44,7 +44,7 @@ class Ranks:
             OSError: If a worker cannot be started.
         """
         self._spec = JobSpec(command, len(devices), environment=variables)
-        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._events: Events = queue.SimpleQueue()
         self._screen = Screen(is_scripts=True)
         self._self = ThisProcess(self._events)
         self._pid = os.getpid()

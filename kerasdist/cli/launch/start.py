@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import queue
 import secrets
 import shlex
 import subprocess
@@ -16,7 +15,7 @@ from kerasdist.cli.launch import supervisor
 from kerasdist.cli.launch.placement import Slot, open_coordinator
 from kerasdist.cli.launch.spec import JobSpec
 from kerasdist.cli.launch.supervisor import Orders
-from kerasdist.cli.launch.worker import Event, Screen, Start, Worker
+from kerasdist.cli.launch.worker import Events, Screen, Start, Worker
 from kerasdist.cluster import kerasdist_variables
 from kerasdist.config import CPU_DEVICES_VARIABLE
 from kerasdist.core import gpus
@@ -188,7 +187,7 @@ def supervised(
 
 
 def begin_others(
-    spec: JobSpec, slots: Sequence[Slot], screen: Screen, events: queue.SimpleQueue[Event]
+    spec: JobSpec, slots: Sequence[Slot], screen: Screen, events: Events
 ) -> Iterator[Worker]:
     """Starts all workers but rank 0, which this process is, and yields each.
 

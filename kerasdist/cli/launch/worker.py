@@ -211,6 +211,7 @@ class Waiting:
 
 
 Event = Exited | Signalled | Waiting
+Events = queue.SimpleQueue[Event]
 
 
 @final
@@ -274,7 +275,7 @@ class Held(Protocol):
 class Worker:
     """A running worker under its supervisor."""
 
-    def __init__(self, start: Start, screen: Screen, events: queue.SimpleQueue[Event]) -> None:
+    def __init__(self, start: Start, screen: Screen, events: Events) -> None:
         self.rank = start.rank
         self._began = time.monotonic()
         self._ended = self._began
@@ -356,7 +357,7 @@ class Worker:
             joined=supervisor.APART not in lines,
         )
 
-    def _wait(self, events: queue.SimpleQueue[Event]) -> None:
+    def _wait(self, events: Events) -> None:
         self._process.wait()
         self._ended = time.monotonic()
         events.put(Exited(self.rank))
@@ -372,7 +373,7 @@ class ThisProcess:
 
     rank = 0
 
-    def __init__(self, events: queue.SimpleQueue[Event]) -> None:
+    def __init__(self, events: Events) -> None:
         self._events = events
         self._began = time.monotonic()
         self._seconds = 0.0

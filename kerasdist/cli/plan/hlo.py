@@ -171,9 +171,7 @@ def device_work(text: str) -> tuple[float, float]:
     return _work_of(entry, computations, trips=1)
 
 
-def _work_of(
-    instructions: Sequence[_Instruction], known: _Program, trips: int
-) -> tuple[float, float]:
+def _work_of(instructions: list[_Instruction], known: _Program, trips: int) -> tuple[float, float]:
     shapes = {each.name: each.shape for each in instructions}
     memory_bytes = cycles = 0.0
     for each in instructions:

@@ -49,7 +49,8 @@ def written(folder, workers=2, number=3, without=()):
         shards = {
             one: [shard(VALUES[one], flat(VALUES[one].shape, workers)[rank])] for one in SHARDED
         }
-        parts.append(variables.write_part(folder, number, RUN, rank, shards))
+        path = storage.path_of(folder, number, f"-{RUN}-part{rank}")
+        parts.append(variables.write_part(path, shards))
     named = [part for rank, part in enumerate(parts) if rank not in without]
     forms = {
         f"variable {one}": [list(value.shape), value.dtype.name] for one, value in enumerate(VALUES)

@@ -11,18 +11,19 @@ them, which can continue from a backup that fewer workers have written.
 
 from __future__ import annotations
 
+import itertools
 import queue
 import threading
 import time
-from collections import Counter
-from collections.abc import Collection, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator, Sequence
 from typing import final
 
 from kerasdist.cli.launch import start
 from kerasdist.cli.launch.elastic.joining import Seats
 from kerasdist.cli.launch.placement import Slot, listed, place
 from kerasdist.cli.launch.spec import AttemptResult, JobSpec
-from kerasdist.cli.launch.worker import Event, Screen, Signalled, Waiting
+from kerasdist.cli.launch.worker import Events, Screen, Signalled, Waiting
 from kerasdist.errors import ClusterError
 from kerasdist.job.interruption import ExitCode
 
@@ -54,11 +55,7 @@ class ElasticSlots:
     """
 
     def __init__(
-        self,
-        spec: JobSpec,
-        events: queue.SimpleQueue[Event],
-        screen: Screen,
-        seats: Seats | None = None,
+        self, spec: JobSpec, events: Events, screen: Screen, seats: Seats | None = None
     ) -> None:
         least, most = spec.min_workers, spec.workers
         if least is None or not isinstance(most, int) or not 1 <= least <= most:
@@ -75,9 +72,9 @@ class ElasticSlots:
         self._down = {slot.host for slot in slots if slot.host is not None}
         self._answers: set[str] = set()
         self._asking, self._joining = threading.Lock(), threading.Lock()
-        self._failures: Counter[int] = Counter()
-        self._away_until: dict[int, float] = {}
-        self._used: Sequence[int] = ()
+        self._failures: Counter[Slot] = Counter()
+        self._away_until: dict[Slot, float] = {}
+        self._used: Sequence[Slot] = ()
         self._backup: tuple[int, int] | None = None
 
     def choose(self) -> tuple[Slot, ...]:
@@ -100,8 +97,8 @@ class ElasticSlots:
             self._pause()
             self._down -= self._ask(self._down)
         self._answers = set()
-        self._used = sorted(self._usable()[: self._most])
-        return self._numbered(self._used)
+        self._used = sorted(self._usable()[: self._most], key=self._slots.index)
+        return self._numbered()
 
     def describe(self) -> str:
         """Returns how many workers continue, from where, and which hosts are left out."""
@@ -112,11 +109,8 @@ class ElasticSlots:
         said = f"the job goes on with {len(self._used)} of {self._most} workers from {at}"
         if self._down:
             said += f"; hosts that do not answer: {', '.join(sorted(self._down))}"
-        failing = [
-            f"{self._slots[one].host or 'this machine'}:{self._slots[one].local_rank}"
-            for one in self._away_until
-            if one not in self._used
-        ]
+        away = [slot for slot in self._away_until if slot not in self._used]
+        failing = [f"{slot.host or 'this machine'}:{slot.local_rank}" for slot in away]
         return said + (f"; left out since they failed again: {', '.join(failing)}" * bool(failing))
 
     def learn(self, result: AttemptResult) -> None:
@@ -130,7 +124,7 @@ class ElasticSlots:
         # A worker that hangs is reported by the other workers, and then must be killed.
         to_blame = to_blame or [each for each in endings if each.killed]
         for each in to_blame:
-            slot = self._slots[self._used[each.rank]]
+            slot = self._used[each.rank]
             if each.exit_code == start.SSH_FAILED and slot.host is not None and not slot.machine:
                 self._down.add(slot.host)  # its host is asked again before the next attempt
         if len(to_blame) == len(endings):
@@ -151,40 +145,38 @@ class ElasticSlots:
         if epoch >= epochs:
             return
         answers = self._answers & self._down
-        waiting = [one for one in self._usable(answers) if one not in self._used]
+        waiting = [slot for slot in self._usable(answers) if slot not in self._used]
         if waiting and len(self._used) < self._most:
             self._events.put(Waiting(attempt))
         elif self._down and self._asking.acquire(blocking=False):
             threading.Thread(target=self._ask_beside, daemon=True).start()
 
-    def _usable(self, answering: Collection[str] = ()) -> list[int]:
+    def _usable(self, answering: Collection[str] = ()) -> list[Slot]:
         """Returns the usable slots, with recently failed slots only if they are needed."""
         down = self._down.difference(answering)
         with self._joining:  # several threads receive reports, and call this method
             seats = [] if self._seats is None else self._seats.waiting()
             self._slots += [slot for slot in seats if slot not in self._slots]
         there = [
-            one
-            for one, slot in enumerate(self._slots)
+            slot
+            for slot in self._slots
             if (slot in seats if slot.machine else slot.host not in down)
         ]
         now = time.monotonic()
-        away = [one for one in there if self._away_until.get(one, now) > now]
-        ready = [one for one in there if one not in away]
-        away.sort(key=lambda one: self._failures[one])
+        away = [slot for slot in there if self._away_until.get(slot, now) > now]
+        ready = [slot for slot in there if slot not in away]
+        away.sort(key=self._failures.__getitem__)
         return ready + away[: max(self._least - len(ready), 0)]
 
-    def _numbered(self, chosen: Sequence[int]) -> tuple[Slot, ...]:
-        """Returns slots with the ranks that they have in the attempt."""
-        sizes = Counter(self._slots[one].host for one in chosen)
-        before: Counter[str | None] = Counter()
+    def _numbered(self) -> tuple[Slot, ...]:
+        """Returns the used slots with the ranks that they have in the attempt."""
+        sizes = Counter(slot.host for slot in self._used)
+        numbers = defaultdict[str | None, Iterator[int]](itertools.count)
         numbered: list[Slot] = []
-        for rank, one in enumerate(chosen):
-            slot = self._slots[one]
-            place = (before[slot.host], sizes[slot.host])
+        for rank, slot in enumerate(self._used):
+            place = next(numbers[slot.host]), sizes[slot.host]
             connection = self._seats.take(slot) if self._seats and slot.machine else None
             numbered.append(Slot(slot.host, rank, *place, slot.own_share, slot.machine, connection))
-            before[slot.host] += 1
         return tuple(numbered)
 
     def _pause(self) -> None:
