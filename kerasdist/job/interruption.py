@@ -130,7 +130,7 @@ def limit(seconds: float = SECONDS) -> None:
 
 
 def limit_interpreter() -> None:
-    """Limits the time of the interpreter's end; first writes files that the script left open."""
+    """Flushes the files that the script left open, and limits how long Python may take to exit."""
     for thing in gc.get_objects():
         if type(thing) in (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom):
             # a stream may be closed, or its reader has ended

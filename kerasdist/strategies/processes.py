@@ -45,7 +45,7 @@ def is_child() -> bool:
 
 
 def command() -> tuple[str, ...]:
-    """Returns the command of this process, if `why_not_again` has found no problem."""
+    """Returns the command that starts this process again, where `why_not_again` returns None."""
     words = [sys.executable, *sys.orig_argv[1:]]
     main = sys.modules["__main__"]
     if main.__spec__ is None:  # This is a script, not a module, and it may have changed its folder.

@@ -116,7 +116,8 @@ def _of_global_batch(penalty_of: Callable[[Any], Any], x: Any) -> Any:
     penalty = penalty_of(replica.collectives.all_gather(x))
     if not keras_compat.DIVIDES_ACTIVITY_PENALTY:
         return penalty
-    # Keras will divide by this replica's rows; with the weight, that divides by all replicas' rows.
+    # Keras will divide by the number of this replica's rows. The weight, this replica's share of
+    # all rows, makes that a division by the number of all replicas' rows.
     return numerics.weighted(penalty, replica.local_batch.weight)
 
 

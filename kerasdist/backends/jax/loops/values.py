@@ -71,7 +71,7 @@ class Source(Sequence[Any]):
 
     @abc.abstractmethod
     def elements(self) -> Sequence[Any]:
-        """Returns all components; all must be readable here, as they are inside of a program."""
+        """Returns the components of all replicas; this process must be able to read all of them."""
 
     def _fetched(self) -> Sequence[Any]:
         """Returns the components that are on this process's devices."""

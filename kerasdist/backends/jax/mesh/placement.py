@@ -255,7 +255,7 @@ class Placement:
 
     def returned(self, leaf: Any, *, keeps_rows: bool) -> Any:
         """Constrains the sharding of an output, inside a step."""
-        # Rows that Keras keeps are also constrained, because this process reads them.
+        # `keeps_rows` makes no difference: this process reads all rows itself.
         if not isinstance(leaf, jax.Array):
             return leaf
         return jax.lax.with_sharding_constraint(leaf, self.layout.entry([leaf]))

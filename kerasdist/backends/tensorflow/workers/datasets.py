@@ -124,9 +124,9 @@ def _native_options(
     options: InputOptions, native_strategy: tf.distribute.Strategy
 ) -> tf.distribute.InputOptions | None:
     """Converts input options to ``tf.distribute``'s; None for a central storage strategy."""
-    if keeps_one_copy(native_strategy):  # TensorFlow would read a field that options lack (2.21)
+    if keeps_one_copy(native_strategy):  # TensorFlow 2.21 reads a misspelt field
         return None
     fields = {name: getattr(options, name) for name in tf.distribute.InputOptions._fields}
     mode = tf.distribute.InputReplicationMode[options.experimental_replication_mode.name]
-    # With PER_REPLICA, TensorFlow itself refuses to fetch to devices and to place datasets there.
+    # With PER_REPLICA, TensorFlow itself refuses options that ask for both.
     return tf.distribute.InputOptions(**fields | {"experimental_replication_mode": mode})

@@ -443,10 +443,10 @@ class ProcessGroup(Group):
     def gather(
         self, label: str, tensors: Sequence[torch.Tensor], axis: int
     ) -> list[tuple[torch.Tensor, int]]:
-        """Concatenates each tensor of the workers, in two messages for any number of tensors.
+        """Concatenates the workers' values of each tensor by two messages: sizes, then all values.
 
-        See `Group.gather`. In a message the tensors of all workers are padded to the length of the
-        longest tensor.
+        See `Group.gather`. For sending, each tensor is padded to the length that it has on the
+        worker with the most rows.
         """
         sizes = self._exchange_sizes(label, tensors, axis)
         rows = [tensor.movedim(axis, 0) if tensor.ndim else tensor[None] for tensor in tensors]
