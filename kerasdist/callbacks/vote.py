@@ -123,7 +123,7 @@ class Vote(keras.callbacks.Callback):
     def _vote(
         self, label: str, own: list[bool], epoch: int, batches: int
     ) -> list[tuple[bool, ...]]:
-        """Returns all workers' values of each of `own`; if one must end, saves a backup and exits."""
+        """Returns all workers' values of each of `own`; saves a backup and exits if one must."""
         asked = [backup.asked_to_leave for backup in self._backups]
         everyone = list(zip(*self._gather(label, [*own, *asked]), strict=True))
         for backup, leaves in zip(self._backups, everyone[len(own) :], strict=True):

@@ -79,7 +79,7 @@ class Encoder:
     def __init__(
         self, leave_out: Sequence[object] = (), there: Container[tuple[str, object]] | None = None
     ) -> None:
-        """Stores what to leave out, and which of the script's own values may be filled (None: all)."""
+        """Stores what to leave out, and which of the script's values may be filled (None: all)."""
         self.lost: dict[str, str] = {}
         self.filled: set[tuple[str, object]] = set()
         self.tied: set[frozenset[str]] = set()
