@@ -8,6 +8,7 @@ Prints a line of JSON for each page: how many blocks ran, and the error of the o
 """
 
 import contextlib
+import importlib.util
 import io
 import json
 import linecache
@@ -24,6 +25,7 @@ from tests.docs.blocks import Block, blocks_of, examples, pages
 
 MARK = "docs-page "
 EXAMPLES = "examples"
+HAS_HUB = importlib.util.find_spec("keras_hub") is not None
 # Printed with three or four digits, after sums in another order.
 TOLERANCE = 2e-3
 
@@ -50,6 +52,7 @@ def names_of_a_reader() -> dict[str, Any]:
         model.compile(optimizer="adam", loss="mse")
 
     return {
+        **(names_beside_keras_hub(strategy) if HAS_HUB else {}),
         "__name__": "__main__",
         "keras": keras,
         "np": np,
@@ -62,6 +65,16 @@ def names_of_a_reader() -> dict[str, Any]:
         "x_test": x_test,
         "y_test": x_test[:, :1],
     }
+
+
+def names_beside_keras_hub(strategy: Any) -> dict[str, Any]:
+    """KerasHub, the folder `my_preset` with a small Gemma, and texts."""
+    import keras_hub
+
+    from examples import tune_a_preset
+
+    tune_a_preset.make_preset("my_preset", strategy, epochs=1)
+    return {"keras_hub": keras_hub, "data": ["What a small Gemma reads."] * 8}
 
 
 def run(block: Block, text: str, names: dict[str, Any]) -> str:
@@ -117,7 +130,7 @@ def run_blocks(page: str, backend: str) -> Iterator[Block]:
     names: dict[str, Any] = {}
     printed = None
     for block in blocks_of(page):
-        if backend in block.backends:
+        if backend in [*block.backends, *(block.with_keras_hub if HAS_HUB else ())]:
             names = names or names_of_a_reader()
             yield block
             if block.language == "diff":

@@ -1,7 +1,8 @@
 """Finds the fenced blocks of README and docs, and what the comments above them say.
 
 `<!-- not run: REASON -->` excepts a block; `<!-- run on: jax tensorflow -->` chooses its backends,
-where torch, which compiles nothing, will not do. A block of Python runs after those before it
+where torch, which compiles nothing, will not do; `<!-- run with keras_hub on: jax -->` those of a
+block that `make test-everything` runs, where KerasHub can be imported. A block of Python runs after those before it
 on its page. A block of diff is two scripts: with the lines of `-` and with those of `+`; for one
 whose packages the tests do not have, `<!-- before not run: REASON -->`.
 """
@@ -18,7 +19,8 @@ from tests.unit.test_layers import FILES, parse
 DEFAULT_BACKEND = "torch"
 BACKENDS = ("jax", "torch", "tensorflow")
 
-_MARK = re.compile(r"\s*<!-- (not run|before not run|run on): (.+) -->\s*$")
+_MARK = re.compile(r"\s*<!-- (not run|before not run|run on|run with keras_hub on): (.+) -->\s*$")
+_WITH_HUB = "run with keras_hub on"
 _EXAMPLE = re.compile(r"Example::\n\n((?:    .*\n?|\n)+)")
 _NOT_RUN = {
     "compare_with_one_device": "a model and a loss of the reader's; OneDeviceComparison's runs",
@@ -55,9 +57,14 @@ class Block:
     @property
     def backends(self) -> list[str]:
         """The backends on which it runs; none, if it is excepted."""
-        if self.language not in ("python", "diff") or "not run" in self.marks:
+        if self.language not in ("python", "diff") or self.marks.keys() & {"not run", _WITH_HUB}:
             return []
         return self.marks.get("run on", DEFAULT_BACKEND).split()
+
+    @property
+    def with_keras_hub(self) -> list[str]:
+        """The backends on which it runs beside KerasHub."""
+        return self.marks.get(_WITH_HUB, "").split()
 
     @property
     def before(self) -> str:

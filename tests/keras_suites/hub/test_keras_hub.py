@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests import environment
+from tests.docs.__main__ import MARK
+from tests.docs.blocks import all_blocks, blocks_of
 from tests.fresh import ROOT, run_python
 
 PACKAGES = Path(sys.prefix) / "keras-hub"
@@ -63,6 +65,27 @@ def test_equals_plain_keras(results, backend, case):
     assert "error" not in plain, plain["error"]
     assert "error" not in ours, ours["error"]
     assert not differences(plain, ours)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("page", "backend"),
+    sorted({(one.page, backend) for one in all_blocks() for backend in one.with_keras_hub}),
+)
+def test_a_page_whose_blocks_need_keras_hub(page, backend):
+    output = run_python(
+        "-m",
+        "tests.docs",
+        page,
+        seconds=SECONDS,
+        **environment.values(environment.CPU_DEVICES),
+        KERAS_BACKEND=backend,
+        KERASDIST_CPU_DEVICES="4",
+        PYTHONPATH=os.pathsep.join([str(ROOT), str(PACKAGES)]),
+    )
+    result = json.loads(output.splitlines()[-1].removeprefix(MARK))
+    here = [one for one in blocks_of(page) if backend in (*one.backends, *one.with_keras_hub)]
+    assert (result["blocks"], result["error"]) == (len(here), None), result["error"]
 
 
 @pytest.mark.slow
