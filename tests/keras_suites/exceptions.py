@@ -2,8 +2,8 @@
 
 _ANYWHERE = {
     "metrics/iou_metrics_test.py::MeanIoUTest::test_big_chunk": (
-        "it adds a state variable with a start value of its own; each replica's part starts with "
-        "it, and what is read is the sum of the parts, as in `tf.distribute`"
+        "it adds a state variable that does not start at zero; each replica's value starts there, "
+        "and a read returns the sum of these values, as in `tf.distribute`"
     )
 }
 
@@ -19,8 +19,8 @@ _STRATEGY_OF_ITS_OWN = dict.fromkeys(
 )
 _COPY_BY_COPY = {
     f"optimizers/optimizer_sparse_test.py::OptimizerSparseTest::test_sparse_gradients_{name}": (
-        "it looks for the mirrored variable among what the optimizer assigns to; the optimizer "
-        "updates each device's copy, as in `tf.distribute`, with sparse values"
+        "it expects the optimizer to assign to the mirrored variable; for sparse values the "
+        "optimizer updates each device's copy, as in `tf.distribute`"
     )
     for name in (
         "adadelta",

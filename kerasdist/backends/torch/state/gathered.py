@@ -65,7 +65,7 @@ class Leaf:
         return private.count_changes(self._stored)
 
     def fill(self, whole: torch.Tensor) -> None:
-        """Gives the leaf the gathered values."""
+        """Lets the tensor that the model reads have the gathered values."""
         self.tensor.data = whole
         self.address = whole.untyped_storage().data_ptr()
 

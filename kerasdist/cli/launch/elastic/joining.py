@@ -122,7 +122,8 @@ class Seats:
         connection: socket.socket = writer.get_extra_info("socket").dup()
         keep_alive(connection)
         host = connection.getpeername()[0]
-        # The seat is added before the machine gets the answer, after which its last worker ends.
+        # The seat is added before the machine gets the answer: only then does the machine report
+        # the end of its previous worker, after which the launcher looks for seats.
         with self._lock:
             self._waiting[Slot(host, 0, number, count, machine=machine)] = connection
             writer.write(protocol.packed({"type": "seated"}))
