@@ -175,7 +175,7 @@ class GlobalBatchMetric:
             return super().update_state(*args, **kwargs)  # type: ignore[misc]
 
     def add_variable(self, *args: object, **kwargs: object) -> Any:
-        """Makes a state variable, which is no sum over replicas if all update it by the same rows."""
+        """Makes a state variable; it is no sum if every replica has updated it with all rows."""
         if self in _of_global_batch:
             kwargs["aggregation"] = "only_first_replica"
         return super().add_variable(*args, **kwargs)  # type: ignore[misc]
