@@ -387,6 +387,16 @@ def _of_laid_out_layers(seen):
         def call(self, inputs, numbers):
             return {"x": inputs, "others": [numbers, numbers > 5]}
 
+    class Masked(layers.Layer):
+        """A layer whose output carries a mask that no argument has."""
+
+        def __init__(self, **options):
+            super().__init__(**options)
+            self.masking = layers.Masking()
+
+        def call(self, inputs, numbers):
+            return self.masking(inputs * keras.ops.cast(numbers > 0, "float32"))
+
     def build():
         ids = keras.Input((4,), dtype="int32")
         x = layers.Embedding(12, 8, name="table")(ids)
@@ -397,8 +407,10 @@ def _of_laid_out_layers(seen):
         parts = Seen(name="features")(Parts(name="parts")(x, numbers))
         for one in parts["others"]:
             x = x * (1 + keras.ops.cast(one, "float32") / 12)
+        means = layers.GlobalAveragePooling1D()(Masked(name="masked")(x, numbers))
         x = Seen(name="whole")(layers.Dense(7, "tanh", name="odd")(x + parts["x"]))
-        model = keras.Model(ids, layers.Dense(4)(layers.Flatten()(x)))
+        x = layers.Concatenate()([means, layers.Flatten()(x)])
+        model = keras.Model(ids, layers.Dense(4)(x))
         return compiled(model, keras.optimizers.SGD(0.01, momentum=0.9), "mse")
 
     return build
@@ -411,6 +423,7 @@ OF_OUTPUTS = {
     ".*by_steps/output": ("batch", "model", None),
     ".*by_rows/output": ("model", None),
     ".*parts/output": (None, None, "model"),
+    ".*masked/output": ("batch", "model"),
     ".*odd/output": ("batch", None, "model"),
 }
 
