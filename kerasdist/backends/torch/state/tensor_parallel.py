@@ -145,7 +145,7 @@ class LayoutWeights(ShardedWeights):
                 self.release()
         self._reader.require_useful()
 
-    def _lay_out_output(self, layer: torch.nn.Module, _: object, outputs: object) -> object:
+    def _lay_out_output(self, layer: torch.nn.Module, _: object, outputs: object) -> Any:
         """Returns the output of a layer as the map lays it out; None to leave it as it is."""
         # code in other threads, which reads data ahead, is in no replica
         if not isinstance(layer, keras.Layer) or current.replica is None:
