@@ -295,11 +295,9 @@ def little_is_divided(lab):
     lab.check("'sequential/up/kernel' of shape (4, 8)" in found[0], found[0])
 
 
-@case(TOPIC, backends=("jax",), replicas=(4,))
+@case(TOPIC, backends=("jax", "torch"), replicas=(4,), refused={"torch": _NONE})
 def layouts_of_outputs(lab):
     """A LayoutMap's key for a layer's output lays it out, as in Keras; a wrong one is refused."""
-    from kerasdist.backends.jax import ahead_of_time
-
     x, y = regression(9, outputs=4)
     mesh = keras.distribution.DeviceMesh((2, 2), ("batch", "model"), lab.devices)
 
@@ -314,6 +312,8 @@ def layouts_of_outputs(lab):
     model = lab.same(
         even, *actions, strategy=strategy, tolerance=ADAPTIVE, plain_key="divided by a map"
     )
+    from kerasdist.backends.jax import ahead_of_time
+
     layout, batch = strategy.replica_set.arrays.layout, np.zeros((4, 4), "float32")
     text = ahead_of_time.training_program(model, (batch, batch), layout).lowered.as_text()
     constraint = (

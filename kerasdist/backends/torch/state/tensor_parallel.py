@@ -146,7 +146,7 @@ class LayoutWeights(ShardedWeights):
                 self.release()
         self._reader.require_useful()
 
-    def _lay_out_output(self, layer: torch.nn.Module, _: object, outputs: Any) -> Any:
+    def _lay_out_output(self, layer: torch.nn.Module, _: object, outputs: object) -> Any:
         """Returns the output of a layer as the map lays it out; None to leave it as it is."""
         # code in other threads, which reads data ahead, is in no replica
         if not isinstance(layer, keras.Layer) or current.replica is None:
@@ -157,7 +157,7 @@ class LayoutWeights(ShardedWeights):
             return None
         return map_leaves(lambda leaf: self._lay_out(leaf, path, axes), outputs)
 
-    def _lay_out(self, leaf: Any, path: str, axes: Sequence[str | None]) -> Any:
+    def _lay_out(self, leaf: object, path: str, axes: Sequence[str | None]) -> object:
         """Returns a tensor whose axes the workers of a replica divide; the replica has all rows."""
         if not isinstance(leaf, torch.Tensor) or leaf.is_meta:
             return leaf
@@ -167,15 +167,16 @@ class LayoutWeights(ShardedWeights):
                 f"Received: layout={tuple(axes)} for {path!r} of shape={tuple(leaf.shape)}. "
                 "Change the LayoutMap."
             )
-        place: Any = Along(axes.index(self._inside)) if self._inside in axes else _REPLICATED
-        if place.is_shard() and leaf.shape[place.dim] % self._mesh.size():
-            place = _REPLICATED  # some of DTensor's rules count on even blocks
+        axis = axes.index(self._inside) if self._inside in axes else None
+        if axis is not None and leaf.shape[axis] % self._mesh.size():
+            axis = None  # some of DTensor's rules count on even blocks
             self._tell(
                 path,
                 "Expected the workers of a replica to divide the output of a layer evenly, so "
                 f"each worker has it whole. Received: layout={tuple(axes)} for {path!r} of "
                 f"shape={tuple(leaf.shape)}, over {self._mesh.size()} workers.",
             )
+        place = _REPLICATED if axis is None else Along(axis)
         joined = leaf if isinstance(leaf, DTensor) else _placed(leaf, self._mesh)
         found = joined.redistribute(placements=(place,))
         mask = keras_compat.get_keras_mask(leaf)
