@@ -140,9 +140,7 @@ def test_all_arrays_are_read_though_the_disk_is_full(folder):
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, before[1]))
     try:
-        with pytest.raises(
-            OSError, match=r"at the variable 'layer/kernel_2', in: .*03.kdb"
-        ):
+        with pytest.raises(OSError, match=r"at the variable 'layer/kernel_2', in: .*03.kdb"):
             backups.write(folder, 3, {}, arrays)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
