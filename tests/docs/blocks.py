@@ -2,9 +2,9 @@
 
 `<!-- not run: REASON -->` excepts a block; `<!-- run on: jax tensorflow -->` chooses its backends,
 where torch, which compiles nothing, will not do; `<!-- run with keras_hub on: jax -->` those of a
-block that `make test-everything` runs, where KerasHub can be imported. A block of Python runs after those before it
-on its page. A block of diff is two scripts: with the lines of `-` and with those of `+`; for one
-whose packages the tests do not have, `<!-- before not run: REASON -->`.
+block that `make test-everything` runs, where KerasHub can be imported. A block of Python runs after
+those before it on its page. A block of diff is two scripts: with the lines of `-` and with those of
+`+`; for one whose packages the tests do not have, `<!-- before not run: REASON -->`.
 """
 
 import ast

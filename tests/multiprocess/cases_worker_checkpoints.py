@@ -3,7 +3,16 @@
 from contextlib import nullcontext
 from importlib import import_module
 
-from tests.conformance.cases_checkpoints import TRAIN, files_of_at_most, large, new, same, state
+from tests.conformance.cases_checkpoints import (
+    TRAIN,
+    X,
+    Y,
+    files_of_at_most,
+    large,
+    new,
+    same,
+    state,
+)
 from tests.conformance.lab import values
 from tests.conformance.lazy import kd
 from tests.conformance.models import dense
@@ -84,3 +93,31 @@ def refused_on_all(lab):
         lab.equal(["1"], [file.name for file in folder.iterdir()])
         kd.load_checkpoint(model, path)
         same(before, state(model))
+
+
+@case("workers", backends=BACKENDS, like="worker_checkpoints.into_others")
+def beside_backups(lab):
+    """A run that goes on from a backup writes a checkpoint; one that began with it, backups."""
+    find_orbax()
+    strategy = lab.strategy(sharding=kd.Sharding("full", min_size=1))
+
+    def trained(model, epochs, folder=None):
+        kept = [kd.callbacks.BackupAndRestore(folder, delete_checkpoint=False)] if folder else []
+        options = {"batch_size": 8, "shuffle": False, "verbose": 0, "callbacks": kept}
+        model.fit(X, Y, epochs=epochs, **options)
+        return state(model)
+
+    with lab.folder() as folder:
+        trained(new(strategy), 1, folder / "first")
+        restored = new(strategy)
+        kept = trained(restored, 2, folder / "first")
+        same(trained(new(strategy), 2), kept)
+        kd.save_checkpoint(restored, folder / "1")
+        runs = [new(strategy) for _ in range(2)]
+        for model in runs:
+            kd.load_checkpoint(model, folder / "1")
+            same(kept, state(model))
+        whole = trained(runs[0], 2)
+        trained(runs[1], 1, folder / "second")
+        same(whole, trained(new(strategy), 2, folder / "second"))
+        lab.everyone("ended")
