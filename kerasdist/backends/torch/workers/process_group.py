@@ -225,9 +225,13 @@ class ReduceScatter:
     """
 
     def __init__(
-        self, work: Waitable, own: torch.Tensor, dtype: torch.dtype, between: ProcessGroup | None
+        self,
+        work: Waitable,
+        own: torch.Tensor,
+        dtype: torch.dtype,
+        between: Callable[[torch.Tensor], Waitable] | None,
     ) -> None:
-        """Stores this worker's part; `between` has the holders of the same shard."""
+        """Stores this worker's part; `between` sums it over the holders of the same shard."""
         # None after the work is done
         self._first = work if own.is_cuda else _wait_in_thread(work)
         self._between = between
@@ -250,7 +254,7 @@ class ReduceScatter:
             else:
                 self._first.wait()
             self._first = None
-            self._last = None if self._between is None else self._between.start_sum(self._own)
+            self._last = None if self._between is None else self._between(self._own)
         return True
 
     def part(self) -> torch.Tensor:
@@ -268,6 +272,7 @@ class ProcessGroup(Group):
     Attributes:
         device: The device on which this worker's tensors are sent and received.
         bytes_per_pack: The size of a bucket of gradients; None for the default.
+        between: For the workers of one machine: those that hold the same shards elsewhere, or None.
     """
 
     def __init__(self, job: Job, device: torch.device, communication: CommunicationOptions) -> None:
@@ -280,8 +285,7 @@ class ProcessGroup(Group):
         self._compressed = _COMPRESSED[communication.compression]
         self._group = _beside_default.get(job)  # None stands for torch's default group
         self._ranks: range | None = None  # the ranks in the job of these workers; None: all ranks
-        # For a group of one machine: the workers that hold the same shards elsewhere.
-        self._between: ProcessGroup | None = None
+        self.between: ProcessGroup | None = None
         self._timeout = timedelta(seconds=job.timeouts.meeting)
         self._name, self._collectives = "all workers", job.collectives
         if self._compressed is not None:
@@ -306,7 +310,7 @@ class ProcessGroup(Group):
                 f"Received: within='host', with {self.size} workers, each on a machine of its own. "
                 "Leave out `within` of kerasdist.Sharding."
             )
-        inside, inside._between = self.in_grid(workers)
+        inside, inside.between = self.in_grid(workers)
         return inside
 
     def in_grid(self, columns: int) -> tuple[ProcessGroup, ProcessGroup]:
@@ -355,7 +359,8 @@ class ProcessGroup(Group):
         own = sent.new_empty(len(flat) // self.size)
         self._record("reduce_scatter", sent)
         work = _scatter_sum(own, sent, group=self._group, async_op=True)
-        return ReduceScatter(work, own, flat.dtype, self._between)
+        between = None if self.between is None else self.between.start_sum
+        return ReduceScatter(work, own, flat.dtype, between)
 
     def _compress(self, flat: torch.Tensor) -> torch.Tensor:
         dtype = self._compressed
@@ -376,8 +381,8 @@ class ProcessGroup(Group):
         beside = copy.copy(self)
         beside._name += ", for buckets"
         beside._group = _new_group(self._timeout, self._ranks)
-        if self._between is not None:
-            beside._between = self._between.of_buckets
+        if self.between is not None:
+            beside.between = self.between.of_buckets
         return beside
 
     @torch.no_grad()
