@@ -29,7 +29,7 @@ from kerasdist.backends.jax.fit import donation
 from kerasdist.backends.jax.loops import components, replica_scope, scopes
 from kerasdist.backends.jax.loops.replica_scope import Differentiated
 from kerasdist.backends.jax.loops.values import Stacked, in_one_array, is_distributed, map_values
-from kerasdist.backends.jax.mesh import sharded_state
+from kerasdist.backends.jax.mesh import host_memory, sharded_state
 from kerasdist.backends.jax.mesh.arrays import is_array, is_traced, local_copy, on_device
 from kerasdist.backends.jax.mesh.placement import Placement
 from kerasdist.core import context
@@ -462,7 +462,7 @@ class Executable:
         held = dict(zip(self.held, stacks, strict=False))  # `stacks` is empty if there is no mesh
         values = [*consumed, *kept]
         if place is not None:
-            values = place.in_program(values, list(known.values()))
+            values = host_memory.to_device(values, place.layout.of_variables([*known.values()]))
         scope = scopes.ProgramScope(known, values, held)
         with scope:
             results = map_values(in_one_array, self._traced(arrays))
@@ -474,7 +474,8 @@ class Executable:
         self._written, self._written_apart = list(written), list(apart)
         new = [scope.peek(variable) for variable in written.values()]
         if place is not None:
-            new = place.constrained(new, list(written.values()))
+            shardings = place.layout.of_variables([*written.values()])
+            new = list(map(host_memory.constrained, new, shardings))
             results = map_values(partial(_on_mesh, place), results)
         leaves, self._structure = jax.tree.flatten(results)
         self._constants = [None if is_array(leaf) else leaf for leaf in leaves]

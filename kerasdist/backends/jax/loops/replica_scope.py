@@ -82,11 +82,6 @@ class Exchange:
         """Differentiates a function that may exchange values, by calling `alone`."""
         return alone()
 
-    def first(self, tensor: jax.Array) -> jax.Array:
-        """Returns replica 0's tensor."""
-        [chosen] = self.total([only_first(tensor)])
-        return chosen.astype(tensor.dtype)
-
 
 @final
 class ReplicaScope(Scope):
@@ -169,7 +164,8 @@ class ReplicaScope(Scope):
                 self.apart[id(variable)] = variable
                 return value
             case Assignment.FIRST:
-                return self.exchange.first(value)
+                [first] = self.exchange.total([only_first(value)])
+                return first.astype(value.dtype)
             case how:
                 [total] = self.exchange.total([value])
                 return divide(total, self._replicas) if how is Assignment.MEAN else total

@@ -19,7 +19,7 @@ from typing import Any, final
 import jax
 import keras
 from jax import numpy as jnp
-from jax.sharding import NamedSharding
+from jax.sharding import NamedSharding, Sharding
 
 from kerasdist import keras_compat
 from kerasdist.backends.jax.mesh.arrays import HOST, in_device_memory
@@ -43,6 +43,14 @@ def to_host(values: Sequence[Any], shardings: Sequence[NamedSharding]) -> list[A
         jax.device_put(value, how) if how.memory_kind == HOST else value
         for value, how in zip(values, shardings, strict=True)
     ]
+
+
+def constrained(value: Any, sharding: Sharding) -> Any:
+    """Returns a step's array, laid out and in the memory that a sharding says; others unchanged."""
+    if not isinstance(value, jax.Array):
+        return value  # for example None, for a weight without a gradient
+    put = jax.device_put if sharding.memory_kind == HOST else jax.lax.with_sharding_constraint
+    return put(value, sharding)
 
 
 @contextmanager

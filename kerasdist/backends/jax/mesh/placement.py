@@ -17,9 +17,9 @@ from jax import numpy as jnp
 from jax.sharding import Sharding, SingleDeviceSharding
 
 from kerasdist.backends.jax.fit import donation
-from kerasdist.backends.jax.mesh import host_memory
-from kerasdist.backends.jax.mesh.arrays import HOST, copied, in_device_memory, is_placed, local_copy
+from kerasdist.backends.jax.mesh.arrays import copied, in_device_memory, is_placed, local_copy
 from kerasdist.backends.jax.mesh.gathers import in_groups
+from kerasdist.backends.jax.mesh.host_memory import constrained
 from kerasdist.backends.jax.mesh.layout import Layout, in_step
 
 # A function that takes state and batch, and returns outputs and new state, all as pytrees.
@@ -151,18 +151,6 @@ class Placement:
         """Returns the full value of an array. All workers must call it for a sharded array."""
         return array if array.is_fully_replicated else jax.device_put(array, self.whole)
 
-    def constrained(
-        self, arrays: list[jax.Array], variables: Sequence[keras.Variable]
-    ) -> list[jax.Array]:
-        """Constrains the shardings of variables' new values, inside a program."""
-        return list(map(_constrained, arrays, self.layout.of_variables(variables)))
-
-    def in_program(
-        self, arrays: Sequence[jax.Array], variables: Sequence[keras.Variable]
-    ) -> list[jax.Array]:
-        """Copies variables' values into the devices' memory, inside a program."""
-        return host_memory.to_device(arrays, self.layout.of_variables(variables))
-
     def argument(self, array: Any) -> Any:
         """Puts a user's array on every device, unless it is sharded over the replicas already."""
         return array if is_placed(array, self.rows) else self.put(array, self.whole)
@@ -255,10 +243,8 @@ class Placement:
 
     def returned(self, leaf: Any, *, keeps_rows: bool) -> Any:
         """Constrains the sharding of an output, inside a step."""
-        # `keeps_rows` makes no difference: this process reads all rows itself.
-        if not isinstance(leaf, jax.Array):
-            return leaf
-        return jax.lax.with_sharding_constraint(leaf, self.layout.entry([leaf]))
+        # Rows that Keras keeps are also constrained, because this process reads them.
+        return constrained(leaf, self.layout.entry([leaf]))
 
 
 @final
@@ -395,11 +381,6 @@ def _take_steps(
     if not keeps_rows:
         return jax.tree.map(lambda leaf: leaf[-1], outputs), state
     return [jax.tree.map(operator.itemgetter(at), outputs) for at in range(len(batches))], state
-
-
-def _constrained(array: jax.Array, sharding: Sharding) -> jax.Array:
-    put = jax.device_put if sharding.memory_kind == HOST else jax.lax.with_sharding_constraint
-    return put(array, sharding)
 
 
 def _types(state: object) -> list[object]:

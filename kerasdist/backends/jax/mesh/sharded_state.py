@@ -38,6 +38,7 @@ from kerasdist.backends.jax.mesh.arrays import (
     parts_of,
 )
 from kerasdist.backends.jax.mesh.gathers import gather
+from kerasdist.backends.jax.mesh.host_memory import constrained
 from kerasdist.backends.jax.mesh.layout import in_step, layout_of_step, weight_of
 from kerasdist.backends.jax.mesh.worker_placement import checksums_of
 from kerasdist.core import context, ownership
@@ -305,7 +306,7 @@ def _apply(
     weights = keras_compat.optimized_variables(optimizer)
     parts = [layout.of_update(weight) for weight in weights]
     grads, values = (
-        [_constrained(value, part) for value, part in zip(given, parts, strict=True)]
+        [constrained(value, part) for value, part in zip(given, parts, strict=True)]
         for given in (grads, trainable_variables)
     )
     kept = layout.of_variables(optimizer.variables)
@@ -317,13 +318,7 @@ def _apply(
     own = host_memory.to_host(own, kept)
     at_rest = layout.of_variables(weights)
     new = [
-        _constrained(_constrained(value, part), rest)
+        constrained(constrained(value, part), rest)
         for value, part, rest in zip(new, parts, at_rest, strict=True)
     ]
     return new, own
-
-
-def _constrained(value: object, sharding: NamedSharding) -> Any:
-    if not isinstance(value, jax.Array):
-        return value  # None, for a weight without a gradient
-    return jax.lax.with_sharding_constraint(value, sharding)
