@@ -222,7 +222,7 @@ class BackupAndRestore(Callback):
         call = {"call": fit_call.of_model(model), "data": self._position.facts}
         self._call = {**call, "forms": forms_of(variables_of(model))}
         stored = self._files.newest(self._call)
-        facts: dict[str, Any] | None = None
+        facts = None
         if stored is not None:  # the chief has already compared the facts of the call
             there = stored.chiefs.facts.items()
             facts = {name: one for name, one in there if name not in self._call}

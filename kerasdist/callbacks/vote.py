@@ -8,6 +8,7 @@ from itertools import zip_longest
 from typing import final
 
 import keras
+from keras.callbacks import Callback
 
 from kerasdist import keras_compat
 from kerasdist.agreement import results
@@ -26,7 +27,7 @@ _ADVICE = (
 
 
 @final
-class Vote(keras.callbacks.Callback):
+class Vote(Callback):
     """Stops training on all workers at the same step if one of them wants to stop.
 
     Vote is the last callback. Workers vote after each epoch. They also vote after a batch if one of
@@ -41,10 +42,7 @@ class Vote(keras.callbacks.Callback):
     """
 
     def __init__(
-        self,
-        job: Job,
-        others: Sequence[keras.callbacks.Callback],
-        backups: Sequence[BackupAndRestore],
+        self, job: Job, others: Sequence[Callback], backups: Sequence[BackupAndRestore]
     ) -> None:
         """Makes the callback. All workers must call this method."""
         super().__init__()
@@ -149,8 +147,8 @@ class Vote(keras.callbacks.Callback):
         return dict(zip(names, self._trainable(), strict=True))
 
 
-def _acts_on(callback: keras.callbacks.Callback, events: tuple[str, ...]) -> bool:
-    """Returns whether a callback has user code for one of these events."""
+def _acts_on(callback: Callback, events: tuple[str, ...]) -> bool:
+    """Returns whether user code acts on one of these events."""
     kind = type(callback)
     own = keras_compat.is_builtin(kind) and kind is not keras.callbacks.LambdaCallback
     own = own or isinstance(callback, ModelCheckpoint)
@@ -158,7 +156,7 @@ def _acts_on(callback: keras.callbacks.Callback, events: tuple[str, ...]) -> boo
 
 
 @final
-class InSync(keras.callbacks.Callback):
+class InSync(Callback):
     """Compares the weights of all workers at the end of each epoch, by checksums.
 
     The callback also compares the sizes of the batches. If each worker itself shuffles arrays

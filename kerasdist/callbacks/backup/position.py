@@ -175,7 +175,7 @@ class Position:
         self._interval: Interval | None = None
         self._at_once = 1
         self._passed_before, self._passed = 0, 0
-        self._resume: Callable[[_Make], Any] | None = None
+        self._resume: Callable[[_Make], object] | None = None
         self._epochs = 0
         self._adapter: Any = None
         self._length: int | None = None
@@ -287,7 +287,7 @@ class Position:
 
     def _begin_again(
         self, passed: int, random: Mapping[str, object], within: bool, late: bool, make: _Make
-    ) -> Any:
+    ) -> object:
         """Returns an iterator that has passed some batches, as in the run that was saved.
 
         Args:
