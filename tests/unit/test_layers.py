@@ -28,10 +28,8 @@ LAYERS = (
     ("job", "input", "api.losses"),
     ("agreement",),
     ("backends",),
-    (
-        *("api.checkpoints", "api.extended", "api.functions", "api.layouts"),
-        *("api.replica_context", "api.scopes"),
-    ),
+    ("api.layouts",),
+    ("api.checkpoints", "api.extended", "api.functions", "api.replica_context", "api.scopes"),
     ("training.binding",),
     ("callbacks",),
     ("experimental", "training", "api.strategy"),
