@@ -15,7 +15,6 @@ from typing import Any
 
 import keras
 
-from kerasdist.api.layouts import require_built
 from kerasdist.backends import registry
 from kerasdist.backends.base.interface import CheckpointFormat, Key, ReplicaSet
 from kerasdist.backends.base.model_trainer import trainer_of
@@ -23,6 +22,7 @@ from kerasdist.backends.base.variable_rules import is_on_read
 from kerasdist.core import whole_files
 from kerasdist.job.comparison import NAMED, first_of
 from kerasdist.job.job import Job
+from kerasdist.keras_compat import require_built
 
 _OPTIMIZER = ("optimizer_variables", "optimizer")
 _GROUPS = (*_OPTIMIZER, "trainable_variables", "non_trainable_variables", "model")

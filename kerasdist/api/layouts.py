@@ -102,14 +102,5 @@ def describe_layout(model: keras.Model) -> ModelLayout:
     Raises:
         ValueError: If the model is not built.
     """
-    require_built(model)
+    keras_compat.require_built(model)
     return ModelLayout(model)
-
-
-def require_built(model: keras.Model) -> None:
-    """Refuses a model that has no variables yet."""
-    if not model.built:
-        raise ValueError(
-            f"Expected a built model. Received: model={model.name!r}, which has no variables yet. "
-            "Give it an Input, call it once, or call model.build."
-        )

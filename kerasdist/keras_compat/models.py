@@ -344,6 +344,15 @@ def has_built_layers(model: Any) -> bool:
     return all(layer.built for layer in flat_layers(model))
 
 
+def require_built(model: keras.Model) -> None:
+    """Refuses a model that has no variables yet."""
+    if not model.built:
+        raise ValueError(
+            f"Expected a built model. Received: model={model.name!r}, which has no variables yet. "
+            "Give it an Input, call it once, or call model.build."
+        )
+
+
 def is_complete(model: Any) -> bool:
     """Returns whether all layers, the losses and the metrics of a compiled model are built."""
     compiled = (
