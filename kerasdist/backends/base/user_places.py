@@ -92,12 +92,13 @@ class _Code:
         """Examines a function, a class with all that it defines, or an object."""
         if id(value) in self._seen or len(self._seen) > _MOST_FUNCTIONS:
             return
-        given = [getattr(value, name) for name in _PARTS.get(type(value), ())]
+        for name in _PARTS.get(type(value), ()):
+            self.look(getattr(value, name))
         if isinstance(value, functools.partial):
             given = [value.func, *value.args, *value.keywords.values()]
             self._add(Place(given))
-        for one in given:
-            self.look(one)
+            for one in given:
+                self.look(one)
         if isinstance(value, type):
             if not belongs_to_user(value):
                 return

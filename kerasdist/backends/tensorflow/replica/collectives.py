@@ -120,12 +120,12 @@ class TensorFlowCollectives(Collectives):
         local_batch: LocalBatch | None,
         lookups: Lookups | None = None,
         *,
-        kept: KeptState,
+        kept: KeptState | None,
         waits: bool = False,
     ) -> None:
         self._replica = replica
         # Referred to weakly, because TensorFlow keeps functions of `tf.custom_gradient` forever.
-        self._kept = weakref.ref(kept)
+        self._kept = None if kept is None else weakref.ref(kept)
         self._local_batch = local_batch
         self._lookups = lookups
         self._differentiates = self._loss_is_weighted = False
@@ -449,7 +449,7 @@ class TensorFlowCollectives(Collectives):
 
         replica_context = tf.distribute.get_replica_context()
         # The tensors are passed as one object, because merge_call does not group equal tensors.
-        kept = self._kept()
+        kept = self._kept and self._kept()
         taken = kept.take() if kept else {}
         result = replica_context.merge_call(
             tf.autograph.experimental.do_not_convert(merged), args=(Given(call, given),)

@@ -85,8 +85,8 @@ def in_replicas(
     native_strategy, first = group.native_strategy, group.local.start
     results: list[Any] = [None] * len(group.local)
     thread_state, trial = keras_compat.copy_thread_state(), current.trial
-    kept = kept or KeptState(())
-    kept.begin(len(results))
+    if kept:
+        kept.begin(len(results))
     contexts = [copy_context() for _ in results]
 
     def replica_code(replica: int, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
@@ -116,9 +116,11 @@ def in_replicas(
             reads_preceded(collectives.before_read),
             recorded,
         ):
-            kept.start(index)
+            if kept:
+                kept.start(index)
             results[index] = code(index, *args, **kwargs)
-            kept.finish(index)
+            if kept:
+                kept.finish(index)
 
     try:
         native_strategy.run(
@@ -136,7 +138,8 @@ def in_replicas(
             raise
         raise own from own.__cause__
     finally:
-        kept.end(is_last=not tf.executing_eagerly())
+        if kept:
+            kept.end(is_last=not tf.executing_eagerly())
         for variable, value in contexts[0].items():  # the first replica's context variables stay
             if variable.get(None) is not value:
                 variable.set(value)

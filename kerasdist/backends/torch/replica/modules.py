@@ -24,9 +24,11 @@ from kerasdist.backends.torch.state.variables import ReplicaScope
 from kerasdist.core.context import current
 from kerasdist.errors import ReplicaError, UnsupportedError
 
+# torch's batch normalizations, and their base class, from which modules of users may derive, too.
 _BATCH_NORMS = (
     *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm),
     *(nn.LazyBatchNorm1d, nn.LazyBatchNorm2d, nn.LazyBatchNorm3d),
+    *(one for one in nn.BatchNorm1d.__mro__[1:2] if one is not nn.Module),
 )
 
 # The modules that hold a replica's tensors at the moment.
