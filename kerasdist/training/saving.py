@@ -116,16 +116,17 @@ def save(
 
 def _place_of(error: OSError) -> str:
     """Returns at which variable Keras was when an error came, to be said; "" if at none."""
-    owner: Any = None
-    key, value, found = "", None, False
+    layer: Any = None
+    entries: list[tuple[Any, str, Any]] = []
     for frame, _ in traceback.walk_tb(error.__traceback__):
         known = frame.f_locals
         if frame.f_code.co_name == "save_own_variables":  # public: users write their own
-            owner = known.get("self")
-        elif frame.f_code.co_name == "__setitem__" and owner is not None and "key" in known:
-            key, value, found = str(known["key"]), known.get("value"), True
-    if not found:
+            layer = known.get("self")
+        elif frame.f_code.co_name == "__setitem__" and layer is not None and "key" in known:
+            entries.append((layer, str(known["key"]), known.get("value")))
+    if not entries:
         return ""
+    owner, key, value = entries[-1]
     # Layers with adapters, or quantized, write other values, or in another order.
     its = owner.variables[int(key)] if key.isdigit() and int(key) < len(owner.variables) else None
     if its is not None and tuple(its.shape) == np.shape(value):

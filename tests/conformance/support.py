@@ -54,7 +54,7 @@ NOTES = {
 On PyTorch a LayoutMap needs a process per device and a mesh of two axes, and is refused else; the
 cases of `tests/multiprocess/cases_layout_maps.py` compare it with one device. Data of which each
 worker reads its own part is refused with it, and so are a step that assigns to a variable in the
-map, and `set_most_examples_at_once`.
+map, `set_most_examples_at_once`, and int4 of kernels of three axes that it divides: use int8.
 
 These rows are of replicas in one process. **a process per device**: on PyTorch such replicas are
 threads that share one optimizer, so that there is nothing to shard, and a clear error says so;
