@@ -430,13 +430,11 @@ OF_OUTPUTS = {
 }
 
 
-@case("workers", backends=TORCH, like="layers")
-def quantized_weights(lab):
-    """Weights quantized before training and after it, with adapters; int4's of three axes refused.
-
-    Keras packs a kernel of three axes into two for int4.
-    """
-    if not _by_pairs(lab):
+@case("workers", backends=BACKENDS)
+def outputs(lab):
+    """A LayoutMap's keys for layers' outputs: steps, rows or features over a replica's workers."""
+    replicas, each = _shape(lab)
+    if not _by_pairs(lab) or each == 1:
         return
     seen, random = [], np.random.default_rng(0)
     x = random.integers(0, 12, (9, 4)).astype("int32")
@@ -460,3 +458,53 @@ def quantized_weights(lab):
     # the rows of a whole batch, those of an odd number are on each worker
     lab.check(("rows", FLOAT, "S(0)", (4 // replicas // each, 4, 8)) in seen, f"{seen}")
     lab.check(any("'functional/odd/output' of shape" in one for one in told), f"{told}")
+
+
+BY_TOKENS = {
+    ".*embedding/embeddings": (None, "model"),
+    ".*einsum_dense/kernel": (None, "model", None),
+    ".*/dense/kernel": (None, "model"),
+    ".*/dense_1/kernel": ("model", "batch"),
+}
+
+
+@case("workers", backends=TORCH, like="layers")
+def quantized_weights(lab):
+    """Weights quantized before training and after it, with adapters; int4's of three axes refused.
+
+    Keras packs a kernel of three axes into two for int4.
+    """
+    if not _by_pairs(lab):
+        return
+
+    def in_int8():
+        made = model_of_tokens()
+        quantized(made, 8)
+        return adapted(made)
+
+    def into_int4(model):
+        with scope_of(model):
+            quantized(model)
+            adapted(model)
+
+    def in_floats():
+        return compiled(model_of_tokens(), "sgd", "mse")
+
+    def kernels(model):
+        return [part(one) for one in model.weights if one.dtype == "int8"]
+
+    _, each = _shape(lab)
+    strategy = lab.strategy(sharding=_map(lab, BY_TOKENS))
+    ours = lab.same(in_int8, TRAIN, predict(IDS), strategy=strategy)
+    lab.equal([1 / each] * 3 + [1 / lab.replicas], kernels(ours))
+    fresh()
+    with (
+        lab.strategy(sharding=_map(lab, BY_TOKENS)).scope(),
+        lab.raises(ValueError, r"einsum_dense/kernel' of shape \(8, 4\), on a mesh"),
+    ):
+        into_int4(in_floats())
+    fitting = {key: axes for key, axes in BY_TOKENS.items() if len(axes) == 2}
+    strategy = lab.strategy(sharding=_map(lab, fitting))
+    ours = lab.same(in_floats, TRAIN, into_int4, TRAIN, predict(IDS), strategy=strategy)
+    packed = kernels(ours)[::2]  # beside each are the zeros of its groups
+    lab.equal([1 / each, 1.0, 1 / each, 1 / lab.replicas], packed)
