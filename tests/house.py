@@ -109,19 +109,23 @@ ADDED = {
     "maps by DTensor on PyTorch's workers": 623,
     "checkpoints of Orbax and of torch.distributed.checkpoint": 485,
     "moments with a written gradient, and short steps on one core": 46,
+    "outputs laid out by DTensor": 39,
+    "what a full disk does not destroy, and names": 80,
+    "offload in plans": 10,
 }
 
 # What the tables of internals add beside their lines (ADR 106), and what looks for Python's state
 # in users' code (ADR 107): the types of what Keras, the frameworks and users do not declare, and in
 # a first fit the functions that look for each part as it is used. And what came after: the names of
-# tf.distribute, JAX's gathers, variables of a plan, layouts as a table.
+# tf.distribute, JAX's gathers, variables of a plan, layouts as a table. One walk through attributes
+# and one through code, which several functions call, are two functions more and 24 lines fewer.
 DECLARED = {
     "files": 29,
     "files under 50 lines": 2,
-    "mentions of Any": 488,
+    "mentions of Any": 395,
     "jax": 52,
-    "tensorflow": 72,
-    "torch": 62,
+    "tensorflow": 74,
+    "torch": 64,
 }
 
 # Files of tests that issues after the redesign began have added; they are counted beside it.
@@ -205,7 +209,7 @@ TESTS_BESIDE = {
 }
 
 FIGURES = (
-    Figure("lines of code", 27_140 + sum(ADDED.values()), 23_500),
+    Figure("lines of code", 26_449 + sum(ADDED.values()), 23_500),
     Figure("files", 233 + DECLARED["files"], 250),
     Figure("files under 50 lines", 20 + DECLARED["files under 50 lines"], 20),
     Figure("files over 700 lines", 0, 0),
