@@ -2,14 +2,12 @@
 
 import dataclasses
 import os
-import queue
 import sys
 
 import pytest
 
 from kerasdist.cli.diagnostics import info
 from kerasdist.cli.launch import report, start
-from kerasdist.cli.launch.elastic.warm import WarmProcesses
 from kerasdist.cli.launch.placement import Slot, place
 from kerasdist.cli.launch.spec import JobSpec
 from kerasdist.core import gpus
@@ -74,16 +72,12 @@ def test_gpus_of_amd_have_a_variable_of_their_own(monkeypatch):
     assert [each["CUDA_VISIBLE_DEVICES"] for each in by_cuda] == ["2", "3"]
 
 
-def test_each_worker_is_started_with_its_own(machine_with, monkeypatch, tmp_path):
+def test_each_worker_is_started_with_its_own(machine_with):
     machine_with("2")
-    started = []
-    monkeypatch.setattr(
-        start, "Worker", lambda begun, *_: started.append(begun.orders["variables"])
-    )
-    spec = JobSpec(("true",), workers=2)
-    warm = WarmProcesses(spec, None)
-    list(start.begin(spec, place(2, []), 0, None, queue.SimpleQueue(), warm=warm))
-    assert [each["CUDA_VISIBLE_DEVICES"] for each in started] == ["0", "1"]
+    spec, slots = JobSpec(("true",), workers=2), place(2, [])
+    given = start.variables_of(spec, slots, "localhost:1", 0)
+    orders = [start.supervised(spec, *one)[0] for one in zip(slots, given, strict=True)]
+    assert [each["variables"]["CUDA_VISIBLE_DEVICES"] for each in orders] == ["0", "1"]
 
 
 def idle(workers, **more):

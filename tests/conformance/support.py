@@ -76,6 +76,7 @@ ON_WORKERS = {
     "sharding.chosen_by_rule": "sharded_state.small_variables_stay_whole",  # with "auto"
     "offload.sharded": "offload_workers.as_one_device",  # by the layout
     "sharding.layout_map": "layout_maps.as_one_device",
+    "sharding.layouts_of_outputs": "layout_maps.outputs",
 }
 
 
