@@ -53,8 +53,7 @@ class JaxReplicaSet(ReplicaSet):
         self.steps_ahead = STEPS_AHEAD  # also on CPUs, where JAX runs asynchronously
         self.logical_devices = self.arrays.layout
         if self.arrays.layout.shards_between_steps:
-            keras_compat.internals.INITIALIZE.require()
-            sharded_state.install()
+            sharded_state.add(self.arrays)
         if self.arrays.layout.rule is not None:
             self.reads_need_all_workers = job is not None
         self._kind = jax_devices[0].device_kind

@@ -15,6 +15,7 @@ import contextlib
 import ctypes
 import json
 import sys
+import weakref
 from collections.abc import Callable, Sequence
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any, final
@@ -46,8 +47,18 @@ from kerasdist.core import context, ownership
 if TYPE_CHECKING:
     from kerasdist.backends.jax.mesh.placement import Placement
 
+# The placements of strategies whose state is sharded, or on the host, between steps.
+_placements: weakref.WeakSet[Placement] = weakref.WeakSet()
+
 # So many bytes of variables may come and go before libc gives memory back.
 _KEPT = 1 << 25
+
+
+def add(place: Placement) -> None:
+    """Lets the variables of a strategy be sharded."""
+    keras_compat.internals.INITIALIZE.require()
+    _placements.add(place)
+    install()
 
 
 @cache
@@ -266,7 +277,9 @@ def whole(variable: keras.Variable, value: object) -> Any:
     """Returns a variable's value as a full array. All workers must call this function."""
     if not isinstance(value, jax.Array) or value.is_fully_replicated:
         return on_device(value)
-    place = _place_of(variable)
+    # A step may have sharded a variable that was made outside of the scope, such as an adapter.
+    mesh = getattr(value.sharding, "mesh", None)
+    place = next((one for one in [*_placements] if one.layout.shard_mesh == mesh), None)
     if place is None:
         return value
     with place.together(_work("read", variable), lambda: None):
