@@ -1,7 +1,8 @@
 """The table of everything that is patched in Keras, and the code that applies the patches.
 
-The first argument of each function is Keras's own function (or the next function of its row),
-followed by the arguments of the call. For a model without a strategy, and for code outside of
+A row of the table names the functions that run in place of one function of Keras. The first
+argument of each is the next function of the row, for the last one Keras's own; then come the
+arguments of the call. For a model without a strategy, and for code outside of
 replicas, the function only calls Keras's own, so that plain Keras code runs.
 
 If a class in `BASES` inherits a method, nothing of Keras is replaced. Instead the class gets one

@@ -215,7 +215,7 @@ def _followed_by_grain(source: Any, begun: Begun) -> Any:
             return {}  # the state of the source's own iterator is saved
 
         def set_state(self, state: dict[str, Any]) -> None:
-            """Does nothing, because the state of the source's own iterator is set."""
+            """Does nothing: a restart sets the state of the source's own iterator instead."""
 
     class Followed(grain.IterDataset):
         def __iter__(self) -> Iterating:

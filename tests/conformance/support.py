@@ -61,8 +61,8 @@ threads that share one optimizer, so that there is nothing to shard, and a clear
 workers of one replica each have it, as `tests/multiprocess/cases_sharded_state.py` shows. See
 [Models larger than a device](guides/larger-than-a-device.md).
 
-`kd.Sharding(state, within="host")`, by which each machine holds all state, is on JAX and PyTorch:
-the same cases on four devices of two machines (layouts `2x2-full-within-host` on JAX,
+`kd.Sharding(state, within="host")`, by which each machine holds all state, works on JAX and
+PyTorch: the same cases pass on four devices of two machines (layouts `2x2-full-within-host` on JAX,
 `4x1-full-within-host` and `4x1-optimizer-within-host` on PyTorch). TensorFlow refuses it, as all of
 `sharding=`.
 """

@@ -45,7 +45,7 @@ HEAD = """# Versions that were tested
 
 Each row is an environment of its own, with the versions that `pip` finds for it. In each, kerasdist
 is imported, README's first program trains, and `kerasdist test` compares two workers with one
-device. Tests check the internals of Keras that kerasdist needs, and cases of each test suite run:
+device. Tests check the internals of Keras that kerasdist needs. Some cases of each test suite run:
 `fit`, custom loops and jobs of two workers. Everything ran on CPU devices, on Linux. A row names
 what does not pass; a combination without a row was not run.
 

@@ -203,11 +203,11 @@ class KeptState:
     """
 
     def __init__(self, roots: Sequence[Place]) -> None:
-        """Stores the places that users' code is known to use."""
+        """Stores `roots`: objects and names that users' code uses, found by reading that code."""
         self._roots = roots
         self._places: dict[Any, Place] = {}
-        # From the end of the last step: the contents that the first replica's changes left, and
-        # the changes of each replica.
+        # From the end of the last step: the contents after the first replica's changes, and the
+        # changes of each replica.
         self._left: dict[Any, Any] = {}
         self._own: list[Changes] = []
 

@@ -111,7 +111,7 @@ class Trial(keras.StatelessScope, abc.ABC):
 
     @contextmanager
     def own_state_kept(self) -> Generator[None]:
-        """When the block ends, restores state that is in no Keras variable, as torch's buffers."""
+        """After the block, restores state outside of Keras variables, such as torch's buffers."""
         yield
 
     @abc.abstractmethod

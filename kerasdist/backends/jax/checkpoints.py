@@ -22,7 +22,7 @@ from kerasdist.keras_compat import ops
 
 # The folders of a step in which Keras's OrbaxCheckpoint and Orbax's CheckpointManager keep arrays.
 _INNER = ("pytree", "default")
-# How many bytes of arrays are read at a time; meanwhile the variables still have their old values.
+# How many bytes of arrays are read at a time. Memory must hold these beside the variables' values.
 _AT_ONCE = 1 << 26
 
 

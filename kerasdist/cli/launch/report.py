@@ -24,7 +24,7 @@ from kerasdist.job.launcher import MEMORY
 
 
 def of_attempt(result: AttemptResult, spec: JobSpec, number: int) -> str:
-    """Returns the message after an attempt; a success needs one only if no worker joined."""
+    """Returns the message after an attempt; after a success "", unless no worker joined the job."""
     total = len(result.endings)
     lines: list[str] = []
     why_killed = (

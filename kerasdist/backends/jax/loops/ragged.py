@@ -87,7 +87,7 @@ class _Replay(Exchange):
         return self._next("all_gather", None, [tensor], axis)
 
     def merge(self, scope: Any, leaves: Sequence[Any], call: Callable[[list[Any]], Any]) -> Any:
-        """Returns the function's result and repeats its writes to variables, or raises `_Pause`."""
+        """Returns what `call` returned, with its writes, if it has run; else raises `_Pause`."""
         result, written, apart = self._next("merge_call", scope, leaves, call)
         for variable, value in written:
             scope.store(variable, value, None)

@@ -116,8 +116,8 @@ def _gradient(
     factor = _factor(replica.local_batch, target)
     if factor is None:
         return original(target, sources, output_gradients, *args, **kwargs)
-    # The factor is applied before the backward pass, because collectives in that pass already
-    # multiply the gradients by the replicas' weights.
+    # The factor must reach the collectives of the backward pass, which multiply what they get by
+    # the replicas' weights. So it is applied to the targets, and not to the gradients.
     targets = tf.nest.flatten(target)
     given = [None] * len(targets) if output_gradients is None else tf.nest.flatten(output_gradients)
     upstream = [

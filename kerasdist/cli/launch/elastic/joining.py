@@ -208,7 +208,7 @@ class Machine:
             self._ends.put(error)
 
     def _seated(self, number: int) -> socket.socket:
-        """Returns a connection on which the launcher starts a worker when it wants to."""
+        """Returns a connection by which the launcher starts this machine's next worker."""
         connection = handshake.introduced(*self._address, self._credentials, handshake.SECONDS)
         keep_alive(connection)
         told = {"machine": self._name, "number": number, "count": self._count}

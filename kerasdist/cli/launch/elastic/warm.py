@@ -51,7 +51,7 @@ Environment = Mapping[str, str]
 
 @final
 class WarmProcesses:
-    """The warm processes of a job.
+    """Processes that have imported the frameworks and wait to be forked into restarted workers.
 
     Args:
         spec: The description of the job.
