@@ -15,7 +15,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent import futures
 from datetime import timedelta
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, Protocol, final
@@ -201,9 +201,9 @@ class Waitable(Protocol):
         """Waits until the collective is done."""
 
 
-def _wait_in_thread(work: Waitable) -> Future[object]:
+def _wait_in_thread(work: Waitable) -> futures.Future[object]:
     """Waits for a work of Gloo, then drops it, because it holds a copy of what it sends."""
-    done: Future[object] = Future()
+    done: futures.Future[object] = futures.Future()
 
     def wait() -> None:
         try:
@@ -246,11 +246,11 @@ class ReduceScatter:
         because the order in which reduce-scatters are done may differ between workers.
         """
         if self._first is not None:
-            if isinstance(self._first, Future):
-                try:
-                    self._first.result(seconds)
-                except TimeoutError:
+            if isinstance(self._first, futures.Future):
+                futures.wait([self._first], seconds)
+                if not self._first.done():
                     return False
+                self._first.result()  # raises the work's own error, which may be a TimeoutError
             else:
                 self._first.wait()
             self._first = None
