@@ -216,6 +216,11 @@ REDUCE_VALUES = internal(
 )
 GET_MASK = internal("keras.src.backend.common:masking.get_keras_mask", "masks of layers")
 SET_MASK = internal("keras.src.backend.common:masking.set_keras_mask", "masks of layers")
+LAY_OUT_OUTPUT = internal(
+    "keras.src.distribution.distribution_lib:distribute_tensor",
+    "layouts of layers' outputs in a LayoutMap",
+    backends=("jax",),
+)
 BATCH_MOMENTS = internal(
     "keras.layers:BatchNormalization._moments", "BatchNormalization in replicas"
 )

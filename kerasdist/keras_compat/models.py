@@ -496,6 +496,14 @@ def set_keras_mask(tensor: Any, mask: Any) -> None:
     internals.SET_MASK.get()(tensor, mask)
 
 
+def keep_keras_mask(before: Any, after: Any, change: Callable[[Any], Any] | None = None) -> Any:
+    """Gives a tensor the mask of the one that it was made from, changed alike; returns it."""
+    mask = get_keras_mask(before)
+    if mask is not None:
+        set_keras_mask(after, mask if change is None else change(mask))
+    return after
+
+
 def apply_mask(sample_weight: Any, mask: Any, *, dtype: Any, reduction: str) -> Any:
     """Returns weights that are zero where a mask is, by Keras's own function without patches."""
     keras_own = inspect.unwrap(internals.APPLY_MASK.get())

@@ -121,6 +121,7 @@ PATCHES: tuple[Patch, ...] = (
     # LossScaleOptimizer overrides methods that other optimizers inherit.
     *_of(_LOSS_SCALE, "apply", "sums gradients over replicas", "apply apply_outside apply_scaled"),
     *_of(_LOSS_SCALE, "scale_loss", "weights the loss before the scale", "scale_by_optimizer"),
+    _at(internals.LAY_OUT_OUTPUT, "lay_out_output", "keeps the mask of a layer's output"),
     # Random numbers: a trial repeats draws on TensorFlow; a replica gets its rows of one draw.
     *_of("keras.random:SeedGenerator", "next", "gives each replica draws of its own", "draw_seed"),
     _at(internals.RANDOM, "draw draw_rows dropout", "each replica draws for its rows of the batch"),

@@ -76,10 +76,7 @@ def call_loss(original: Callable[..., Any], loss: Any, y_true: Any, y_pred: Any)
     sizes = replica.collectives.all_stack(ops.cast(replica.local_batch.size, "int32"))
     begin = ops.sum(sizes[: replica.replica_id_in_sync_group])
     end = begin + replica.local_batch.size
-    own, mask = values[begin:end], keras_compat.get_keras_mask(values)
-    if mask is not None:
-        keras_compat.set_keras_mask(own, mask[begin:end])
-    return own
+    return keras_compat.keep_keras_mask(values, values[begin:end], lambda mask: mask[begin:end])
 
 
 def require_losses(model: Any) -> None:
@@ -100,10 +97,8 @@ def gather_rows(replica: ReplicaLike, structure: object) -> Any:
         tensor = ops.convert_to_tensor(leaf)
         if len(tensor.shape) == 0:
             return tensor
-        every, mask = replica.collectives.all_gather(tensor), keras_compat.get_keras_mask(leaf)
-        if mask is not None:
-            keras_compat.set_keras_mask(every, replica.collectives.all_gather(mask))
-        return every
+        every = replica.collectives.all_gather(tensor)
+        return keras_compat.keep_keras_mask(leaf, every, replica.collectives.all_gather)
 
     return keras.tree.map_structure(gather, structure)
 

@@ -61,6 +61,7 @@ FEATURES: Mapping[str, Use] = dict(
             (uses.reduce_a_loss_in_a_replica, "SCALE_LOSS UNSCALE_LOSS"),
             (uses.mask_with_weights, "APPLY_MASK"),
             (uses.mask, "GET_MASK SET_MASK", (), _BY_REPLICA),
+            (uses.train_by_a_map, "LAY_OUT_OUTPUT", _TORCH),
             (uses.normalize, "BATCH_MOMENTS"),
             (uses.normalize_in_a_replica, "NAME_SCOPES"),
             (uses.normalize_by_a_layer_from_outside, "SYNCHRONIZATION"),

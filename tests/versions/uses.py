@@ -127,7 +127,8 @@ def train_by_a_map(here: Here):
     distribution = here.keras.distribution
     mesh = distribution.DeviceMesh((1, 2), ("batch", "model"), ["cpu:0", "cpu:1"])
     layouts = distribution.LayoutMap(mesh)
-    layouts["wide/kernel"] = (None, "model")
+    layouts[".*wide/kernel"] = (None, "model")
+    layouts[".*wide/output"] = (None, "model")
     with here.strategy_of(sharding=layouts).scope():
         layers = [here.keras.layers.Dense(4, name="wide"), here.keras.layers.Dense(2)]
         model = here.keras.Sequential([here.keras.Input((3,)), *layers])

@@ -256,6 +256,7 @@ class _OfOutputs:
         self._rule = rule
         self._mesh = mesh
         self._before: list[Any] = []
+        keras_compat.install(lay_out_output=_lay_out_output)
 
     def __enter__(self) -> None:
         self._before.append(keras.distribution.distribution())
@@ -272,7 +273,18 @@ class _OfOutputs:
     def get_tensor_layout(self, path: str) -> NamedSharding | None:
         """Returns how a layer's output is laid out; Keras passes the path ``LAYER/output``."""
         spec = self._rule.output_spec(path)
-        return None if spec is None else NamedSharding(self._mesh, spec)
+        if spec is None:
+            return None
+        keras_compat.internals.LAY_OUT_OUTPUT.require()
+        return NamedSharding(self._mesh, spec)
+
+
+def _lay_out_output(original: Callable[..., Any], outputs: Any, layout: object) -> Any:
+    """Lays out a layer's output by Keras's own function, which alone would lose its mask."""
+    laid_out = original(outputs, layout)
+    if isinstance(keras.distribution.distribution(), _OfOutputs):
+        keras.tree.map_structure(keras_compat.keep_keras_mask, outputs, laid_out)
+    return laid_out
 
 
 @final

@@ -62,10 +62,7 @@ def _of_rows(given: Any, begin: int, end: int, count: int) -> Any:
     def rows(leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor | np.ndarray) or leaf.shape[:1] != (count,):
             return leaf
-        own, mask = leaf[begin:end], keras_compat.get_keras_mask(leaf)
-        if mask is not None:
-            keras_compat.set_keras_mask(own, mask[begin:end])
-        return own
+        return keras_compat.keep_keras_mask(leaf, leaf[begin:end], lambda mask: mask[begin:end])
 
     leaves = [rows(leaf) for leaf in flatten(given)]
     return pack(given, leaves)

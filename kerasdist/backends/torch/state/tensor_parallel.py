@@ -178,11 +178,7 @@ class LayoutWeights(ShardedWeights):
             )
         place = _REPLICATED if axis is None else Along(axis)
         joined = leaf if isinstance(leaf, DTensor) else _placed(leaf, self._mesh)
-        found = joined.redistribute(placements=(place,))
-        mask = keras_compat.get_keras_mask(leaf)
-        if mask is not None:
-            keras_compat.set_keras_mask(found, mask)
-        return found
+        return keras_compat.keep_keras_mask(leaf, joined.redistribute(placements=(place,)))
 
     def _draw_alike(self) -> None:
         generators = default_generators(self._row.device)
@@ -309,11 +305,7 @@ def _has_no_rule(error: Exception) -> bool:
 def _plain(leaf: Any) -> Any:
     if not isinstance(leaf, DTensor):
         return leaf
-    value = _ToPlain.apply(leaf)
-    mask = keras_compat.get_keras_mask(leaf)
-    if mask is not None:
-        keras_compat.set_keras_mask(value, _plain(mask))
-    return value
+    return keras_compat.keep_keras_mask(leaf, _ToPlain.apply(leaf), _plain)
 
 
 class _ToPlain(torch.autograd.Function):
