@@ -18,6 +18,7 @@ from kerasdist.backends.jax.mesh.arrays import in_bundles
 from kerasdist.backends.jax.mesh.placement import Placement
 from kerasdist.backends.jax.mesh.sharded_state import give_back
 from kerasdist.errors import UnsupportedError
+from kerasdist.job.job import Job
 from kerasdist.keras_compat import ops
 
 # The folders of a step in which Keras's OrbaxCheckpoint and Orbax's CheckpointManager keep arrays.
@@ -65,7 +66,7 @@ class OrbaxFormat(CheckpointFormat):
         """Writes variables; each process writes the shards that its devices hold."""
         place = _place_of(replicas)
         arrays = keras.tree.map_structure(lambda one: _array_of(one, place), tree)
-        with self._checkpointer() as checkpointer:
+        with self._checkpointer(None if replicas is None else replicas.job) as checkpointer:
             checkpointer.save(path, arrays)
 
     def load(
@@ -96,8 +97,42 @@ class OrbaxFormat(CheckpointFormat):
                     keras_compat.store_value(variable, value)
                 give_back(variable)
 
-    def _checkpointer(self) -> Any:
-        return self._orbax.Checkpointer(self._orbax.PyTreeCheckpointHandler())
+    def _checkpointer(self, job: Job | None = None) -> Any:
+        handler = self._orbax.PyTreeCheckpointHandler()
+        if job is not None:
+            _write_together(handler, job)
+        return self._orbax.Checkpointer(handler)
+
+
+def _write_together(handler: Any, job: Job) -> None:
+    """Lets a handler's `save` fail on all workers if it fails on one, for which others would wait.
+
+    Orbax's `finalize`, which the chief alone calls, is the last part of that `save` then.
+    """
+    write, finish = handler.save, handler.finalize
+
+    def save(directory: object, *args: object, **options: object) -> None:
+        error = None
+        try:
+            write(directory, *args, **options)
+        except Exception as raised:  # noqa: BLE001 (raised when the others know of it)
+            error = raised
+        text = None if error is None else f"{type(error).__name__}: {error}"[:1000]
+        everyone = job.all_gather_object("whether a checkpoint is written", text)
+        if error is not None:
+            raise error
+        for rank, text in enumerate(everyone):
+            if text is not None:
+                raise OSError(
+                    f"{job.who} Expected each worker to write its shards of a checkpoint. "
+                    f"Received: on worker {rank}: {text}"
+                )
+        with job.chief_first():
+            if job.is_chief:
+                finish(directory)
+
+    handler.save = save
+    handler.finalize = lambda _: None
 
 
 def _put(tree: dict[str, Any], key: Key, leaf: object) -> None:
