@@ -141,15 +141,24 @@ def load_checkpoint(
     job = None if replicas is None else replicas.job
     is_remote = whole_files.is_remote(path)
     folder = path if is_remote else form.folder_in(Path(os.path.realpath(path)))
-    inside = [one.name for one in Path(path).glob("*")] if folder is None else []
-    lacking = (
-        f"Expected a checkpoint, which has a file {form.marker!r}. Received: "
-        f"path={os.fspath(path)!r}, with {sorted(inside)[:NAMED]}. Name the folder of one step."
-    )
-    _refuse(job, lacking if folder is None else "")
+    refusal, shapes = "", dict[Key, tuple[int, ...]]()
+    if folder is None:
+        inside = sorted(one.name for one in Path(path).glob("*"))[:NAMED]
+        refusal = (
+            f"Expected a checkpoint, which has a file {form.marker!r}. Received: "
+            f"path={os.fspath(path)!r}, with {inside}. Name the folder of one step."
+        )
     folder = os.fspath(folder or path)
+    try:
+        shapes = {} if refusal else form.shapes(folder)
+    except Exception as error:  # noqa: BLE001 (which one a damaged file gives, the libraries choose)
+        refusal = (
+            f"Expected a checkpoint that is whole. Received: path={folder!r}, where the shapes of "
+            f"its arrays cannot be read: {type(error).__name__}: {error}. No variable has changed. "
+            "Load another checkpoint."
+        )
+    _refuse(job, refusal)
     weights, slots = dict[str, Key](), dict[str, Key]()
-    shapes = form.shapes(folder)
     for key in shapes:
         if key[0] != "metrics_variables":
             (slots if key[0] in _OPTIMIZER else weights)[_path_of(key)] = key

@@ -1,5 +1,7 @@
 """Checkpoints of Orbax and of torch.distributed.checkpoint in a job: each writes what it holds."""
 
+import os
+import shutil
 from contextlib import nullcontext
 from importlib import import_module
 
@@ -27,12 +29,17 @@ _GATHERS = {
     "torch": ("kerasdist.backends.torch.state.shards", "Shard", "gather"),
 }
 # What each worker writes into, by its number.
+_WRITTEN = {"jax": "ocdbt.process_{}", "torch": "__{}_0.distcp"}
+# The error of a checkpoint of which the last worker's copy is damaged.
+_DAMAGED = {
+    "jax": r"(on worker {}: )?.*error while reading",
+    "torch": r"^\[worker {}/.*has 10000 bytes of",
+}
 # How the errors of a worker's full disk name a variable and a file. Orbax's own has no worker.
 _NO_ROOM = {
     "jax": r'(on worker {0}: )?.*Error writing "\w+_variables\.[\w./]+" in .*ocdbt.process_{0}/',
     "torch": r"worker {}: .*too large, at the variable 'sequential/up/\w+' in '.*/__\d_0.distcp'",
 }
-_WRITTEN = {"jax": "ocdbt.process_{}", "torch": "__{}_0.distcp"}
 
 
 @case("workers", backends=BACKENDS)
@@ -65,6 +72,12 @@ def into_others(lab):
     lab.equal(TRAIN(one), TRAIN(model))
 
 
+def _cut(folder, size):
+    for file in folder.rglob("*"):
+        if file.is_file() and file.stat().st_size > size:
+            os.truncate(file, size)
+
+
 @case("workers", backends=BACKENDS, like="worker_checkpoints.into_others")
 def refused_on_all(lab):
     """What one worker cannot read, or the chief cannot write, is an error on all workers."""
@@ -88,6 +101,20 @@ def refused_on_all(lab):
         kd.load_checkpoint(model, path)
         same(before, state(model))
         larger = new(lab.strategy(sharding=kd.Sharding("full", min_size=1)), large)
+        kd.save_checkpoint(larger, folder / "damaged")
+        damaged = lab.pick(folder / "2", folder / "damaged")
+        if lab.is_last:
+            shutil.copytree(folder / "damaged", damaged)
+            _cut(damaged, 10_000)
+        with lab.raises(Exception, _DAMAGED[lab.backend].format(last)):
+            kd.load_checkpoint(larger, damaged)
+        if lab.is_last:
+            _cut(damaged, 500)
+        with lab.raises(ValueError, rf"^\[worker {last}/.*path='.*2', where the shapes"):
+            kd.load_checkpoint(larger, damaged)
+        if lab.is_last:
+            shutil.rmtree(folder / "damaged")
+            shutil.rmtree(damaged)
         for rank in (0, last):
             full = files_of_at_most(1 << 14) if lab.job.rank == rank else nullcontext()
             with full, lab.raises(Exception, _NO_ROOM[lab.backend].format(rank)):

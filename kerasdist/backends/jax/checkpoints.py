@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast, final
 
@@ -50,9 +50,11 @@ class OrbaxFormat(CheckpointFormat):
     def shapes(self, path: str) -> Mapping[Key, tuple[int, ...]]:
         """Returns the shapes of a checkpoint's arrays."""
         with self._checkpointer() as checkpointer:
-            tree = checkpointer.metadata(path).item_metadata.tree
+            description = checkpointer.metadata(path).item_metadata
+        if description is None:
+            raise ValueError("Orbax finds no arrays there, and has logged why")
         leaves = jax.tree_util.tree_leaves_with_path(
-            tree, is_leaf=lambda one: hasattr(one, "shape")
+            description.tree, is_leaf=lambda one: hasattr(one, "shape")
         )
         return {
             tuple(str(getattr(one, "key", getattr(one, "idx", one))) for one in key): tuple(
@@ -66,7 +68,7 @@ class OrbaxFormat(CheckpointFormat):
         """Writes variables; each process writes the shards that its devices hold."""
         place = _place_of(replicas)
         arrays = keras.tree.map_structure(lambda one: _array_of(one, place), tree)
-        with self._checkpointer(None if replicas is None else replicas.job) as checkpointer:
+        with self._checkpointer(replicas) as checkpointer:
             checkpointer.save(path, arrays)
 
     def load(
@@ -84,7 +86,7 @@ class OrbaxFormat(CheckpointFormat):
                 _put(forms, key, jax.ShapeDtypeStruct(variable.shape, dtype, sharding=sharding))
             options = self._orbax.checkpoint_utils.construct_restore_args(forms)
             arguments = self._orbax.args.PyTreeRestore(forms, options, partial_restore=True)
-            with self._checkpointer() as checkpointer:
+            with self._checkpointer(replicas) as checkpointer:
                 found = checkpointer.restore(path, args=arguments)
             for key, variable in some:
                 value = found
@@ -97,42 +99,51 @@ class OrbaxFormat(CheckpointFormat):
                     keras_compat.store_value(variable, value)
                 give_back(variable)
 
-    def _checkpointer(self, job: Job | None = None) -> Any:
+    def _checkpointer(self, replicas: ReplicaSet | None = None) -> Any:
         handler = self._orbax.PyTreeCheckpointHandler()
-        if job is not None:
-            _write_together(handler, job)
+        if replicas is not None and replicas.job is not None:
+            _fail_together(handler, replicas.job)
         return self._orbax.Checkpointer(handler)
 
 
-def _write_together(handler: Any, job: Job) -> None:
-    """Lets a handler's `save` fail on all workers if it fails on one, for which others would wait.
+def _fail_together(handler: Any, job: Job) -> None:
+    """Makes an error of one worker, for which Orbax lets the others wait, an error on all workers.
 
-    Orbax's `finalize`, which the chief alone calls, is the last part of that `save` then.
+    Orbax's `finalize`, which the chief alone calls, becomes the last part of `save`.
     """
-    write, finish = handler.save, handler.finalize
+    write, finish = _reporting(handler.save, job), handler.finalize
 
     def save(directory: object, *args: object, **options: object) -> None:
-        error = None
-        try:
-            write(directory, *args, **options)
-        except Exception as raised:  # noqa: BLE001 (raised when the others know of it)
-            error = raised
-        text = None if error is None else f"{type(error).__name__}: {error}"[:1000]
-        everyone = job.all_gather_object("whether a checkpoint is written", text)
-        if error is not None:
-            raise error
-        for rank, text in enumerate(everyone):
-            if text is not None:
-                raise OSError(
-                    f"{job.who} Expected each worker to write its shards of a checkpoint. "
-                    f"Received: on worker {rank}: {text}"
-                )
+        write(directory, *args, **options)
         with job.chief_first():
             if job.is_chief:
                 finish(directory)
 
-    handler.save = save
+    handler.save, handler.restore = save, _reporting(handler.restore, job)
     handler.finalize = lambda _: None
+
+
+def _reporting(work: Callable[..., Any], job: Job) -> Callable[..., Any]:
+    """Returns a function that raises an error on all workers if `work` fails on one of them."""
+
+    def work_and_report(*args: object, **options: object) -> Any:
+        result = error = text = None
+        try:
+            result = work(*args, **options)
+        except Exception as raised:  # noqa: BLE001 (raised below, when the others know of it)
+            error, text = raised, f"{type(raised).__name__}: {raised}"[:1000]
+        everyone = job.all_gather_object("errors of a checkpoint", text)
+        if error is not None:
+            raise error
+        for rank, one in enumerate(everyone):
+            if one is not None:
+                raise OSError(
+                    f"{job.who} Expected all workers to write, or to read, their shards of a "
+                    f"checkpoint. Received: on worker {rank}: {one}"
+                )
+        return result
+
+    return work_and_report
 
 
 def _put(tree: dict[str, Any], key: Key, leaf: object) -> None:
