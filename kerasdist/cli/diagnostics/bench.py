@@ -193,10 +193,8 @@ def _most(hosts: str | None) -> int:
 
 
 def _doubled(most: int) -> tuple[int, ...]:
-    counts: list[int] = []
-    while (count := 1 << len(counts)) < most:
-        counts.append(count)
-    return (*counts, most)
+    """Returns the powers of two below a number, and the number itself."""
+    return (*(2**power for power in range((most - 1).bit_length())), most)
 
 
 def _measure(spec: JobSpec, backend: str, count: int, seconds: float) -> Row:

@@ -31,7 +31,6 @@ from kerasdist.core.backend_choice import (
     folder_of,
     framework_version,
     install_command,
-    is_installed,
     too_old,
     version_of,
 )
@@ -45,7 +44,6 @@ _LEAST_SHM = 1 << 30
 _LEAST_DISK, _FULL_DISK = 10e9, 1e9
 _LEAST_FILES = 4096
 _NCCL = ("nvidia-nccl-cu12", "nvidia-nccl-cu13")
-_JAX_CUDA = ("jax_plugins.xla_cuda12", "jax_plugins.xla_cuda13")
 _BUSY = 0.1
 _SECONDS_TO_IMPORT = 45.0  # Less than the time for which other hosts wait for the findings.
 # Bytes per second of one PCIe lane in one direction, by generation, after encoding.
@@ -156,7 +154,7 @@ def of_internals(backend: str, used: Sequence[Internal]) -> Iterator[Finding]:
 def _backend() -> Iterator[Finding]:
     choice = backend_choice()
     found, problem = f"{choice.name} ({choice.reason})", choice.problem or ""
-    if not problem and _is_built_for_gpus(choice.name) is False and gpus.visible():
+    if not problem and _is_built_for_cpus(choice.name) and gpus.visible():
         found += f", built for CPUs alone, beside {len(gpus.visible())} GPUs"
         problem = (
             f"A job would compute on the CPU. Install {choice.name} with CUDA: see its own guide."
@@ -165,14 +163,12 @@ def _backend() -> Iterator[Finding]:
     yield judge("backend", found, ok, problem=problem)
 
 
-def _is_built_for_gpus(backend: str) -> bool | None:
-    """Returns whether an installed framework is built for GPUs; None if that is not known."""
-    if backend == "jax":
-        # JAX without these plugins may be the user's own build, or a build for AMD.
-        return any(map(is_installed, _JAX_CUDA)) or None
+def _is_built_for_cpus(backend: str) -> bool:
+    """Returns whether a framework's package is one for CPUs alone; JAX's packages do not say so."""
     if backend == "torch":
-        return False if (version_of("torch") or "").endswith("+cpu") else None
-    return False if version_of("tensorflow-cpu") and not version_of("tensorflow") else None
+        return (version_of("torch") or "").endswith("+cpu")
+    has_both = version_of("tensorflow-cpu") and version_of("tensorflow")
+    return backend == "tensorflow" and not has_both and version_of("tensorflow-cpu") is not None
 
 
 def _processor() -> Iterator[Finding]:

@@ -234,7 +234,7 @@ class Launcher:
             self._elastic = ElasticSlots(self._spec, self._events, self._screen, self._seats)
         else:
             self._slots = place(self._spec.workers, spec.hosts)
-        self._board = Board(spec.logs)
+        self._board = Board()
 
     def run(self) -> JobResult:
         """Runs the job until it has ended, with as many restarts as are allowed.
@@ -249,7 +249,8 @@ class Launcher:
         failures, elastic, again = 0, self._elastic, ""
         with contextlib.ExitStack() as stack:
             stack.enter_context(self._signals())
-            stack.enter_context(self._board.in_file())
+            if self._spec.logs is not None:
+                stack.enter_context(self._board.in_file(self._spec.logs))
             if self._spec.live:
                 console = live.console()
                 stack.enter_context(self._screen.above(console))

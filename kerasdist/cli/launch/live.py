@@ -43,13 +43,9 @@ class Board:
     """The state of a job's workers: their progress, and when each last gave a sign of life.
 
     Several threads write and read it.
-
-    Args:
-        folder: The folder in which `in_file` writes the state as JSON; None for no file.
     """
 
-    def __init__(self, folder: Path | None) -> None:
-        self._path = None if folder is None else folder / STATUS_FILE
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._began = time.time()
         self._attempt = 0
@@ -100,17 +96,14 @@ class Board:
         }
 
     @contextlib.contextmanager
-    def in_file(self) -> Generator[None]:
-        """Writes the state once a second as long as the context is open, and when it closes."""
-        if self._path is None:
-            yield
-            return
+    def in_file(self, folder: Path) -> Generator[None]:
+        """Writes the state once a second while the context is open, and when it closes."""
         is_over = threading.Event()
 
         def write() -> None:
-            self.write()
+            self.write(folder)
             while not is_over.wait(_SECONDS_BETWEEN_FILES):
-                self.write()
+                self.write(folder)
 
         writing = threading.Thread(target=write, name="kerasdist-board", daemon=True)
         writing.start()
@@ -119,15 +112,13 @@ class Board:
         finally:
             is_over.set()
             writing.join()
-            self.write()
+            self.write(folder)
 
-    def write(self) -> None:
-        """Writes the state to the file."""
-        if self._path is None:
-            return
+    def write(self, folder: Path) -> None:
+        """Writes the state, as JSON, to a file in a folder."""
         with contextlib.suppress(OSError):  # the disk may be full, and have space later
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            with whole_files.replacing(self._path, survives=False) as unfinished:
+            folder.mkdir(parents=True, exist_ok=True)
+            with whole_files.replacing(folder / STATUS_FILE, survives=False) as unfinished:
                 text = json.dumps(self.state(), indent=2)
                 Path(unfinished).write_text(f"{text}\n", encoding="utf-8")
 

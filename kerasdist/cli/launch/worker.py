@@ -16,6 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
+from io import FileIO
 from pathlib import Path
 from typing import IO, Protocol, TextIO, final
 
@@ -92,37 +93,22 @@ class Screen:
 
 
 @final
-class LogFile:
-    """A worker's own file in the place of the screen."""
-
-    def __init__(self, path: Path) -> None:
-        self._file = path.open("wb", buffering=0)
-
-    def write(self, prefix: str, line: str, stream: TextIO, rank: int) -> None:
-        """Writes a line."""
-        with contextlib.suppress(OSError, ValueError):  # the disk is full, or the file is closed
-            self._file.write(f"{line}\n".encode())
-
-    def close(self) -> None:
-        """Closes the file."""
-        self._file.close()
-
-
-@final
 @dataclass
 class Pump:
-    """Moves a worker's output, line by line, to the screen, and keeps the last lines.
+    """Moves a worker's output, line by line, to the screen or a log, and keeps the last lines.
 
     Attributes:
-        screen: The destination of the lines.
-        prefix: The text before each line.
+        screen: The screen, to which the lines go if there is no log.
+        prefix: The text before each line on the screen.
         rank: The worker's number.
+        log: The file for the lines, without a buffer; None for the screen.
         told: A function for the reports within the output; None if there are no reports.
     """
 
-    screen: Screen | LogFile
+    screen: Screen
     prefix: str
     rank: int
+    log: FileIO | None = None
     told: Callable[[bytes], None] | None = None
 
     def __post_init__(self) -> None:
@@ -177,7 +163,11 @@ class Pump:
     def _put(self, line: bytes, stream: TextIO) -> None:
         text = line.decode(errors="replace")
         self._last.append(text)
-        self.screen.write(self.prefix, text, stream, self.rank)
+        if self.log is None:
+            self.screen.write(self.prefix, text, stream, self.rank)
+            return
+        with contextlib.suppress(OSError, ValueError):  # the disk is full, or the file is closed
+            self.log.write(f"{text}\n".encode())
 
 
 def _as_drawn(line: bytes) -> bytes:
@@ -280,8 +270,8 @@ class Worker:
         self._began = time.monotonic()
         self._ended = self._began
         self._stopped = self._killed = False
-        self._log = None if start.log is None else LogFile(start.log)
-        self._pump = Pump(self._log or screen, f"[{start.name}]", start.rank, start.told)
+        self._log = start.log and start.log.open("wb", buffering=0)
+        self._pump = Pump(screen, f"[{start.name}]", start.rank, self._log, start.told)
         own = start.connection
         self._process = subprocess.Popen(
             start.command,
