@@ -42,14 +42,8 @@ REDRAW_SECONDS = 10.0
 class Screen:
     """The output of this process, to which all workers write whole lines."""
 
-    def __init__(self, *, is_scripts: bool = False) -> None:
-        """Makes the screen.
-
-        Args:
-            is_scripts: Whether this process also prints lines of its own, which must stay whole.
-        """
+    def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._is_scripts = is_scripts
         self._console: Console | None = None
 
     def write(self, prefix: str, line: str, stream: TextIO, rank: int) -> None:
@@ -84,8 +78,8 @@ class Screen:
                 shown = Text.from_ansi(text.decode(code).rstrip("\n"))
                 self._console.print(shown, soft_wrap=True)
                 return
-            if self._is_scripts and stream in (sys.__stdout__, sys.__stderr__):
-                while text:  # The stream is not used, because its buffer may have half a line.
+            if stream in (sys.__stdout__, sys.__stderr__):
+                while text:  # The stream's buffer may have half a line of a script's.
                     text = text[os.write(stream.fileno(), text) :]
                 return
             stream.write(text.decode(code))
