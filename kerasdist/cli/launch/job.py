@@ -252,9 +252,7 @@ class Launcher:
             if self._spec.logs is not None:
                 stack.enter_context(self._board.in_file(self._spec.logs))
             if self._spec.live:
-                console = live.console()
-                stack.enter_context(self._screen.above(console))
-                stack.enter_context(live.shown(self._board, console))
+                stack.enter_context(live.shown(self._board))
             stack.callback(self._remove_memory, attempts)
             stack.callback(self._warm.close)
             while True:

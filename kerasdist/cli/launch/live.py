@@ -137,14 +137,14 @@ def is_possible() -> bool:
     return sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
 
 
-def console() -> Console:
-    """Returns a console for standard output that draws even if that is no terminal."""
-    return Console(file=sys.stdout, force_terminal=True)
-
-
 @contextlib.contextmanager
-def shown(board: Board, console: Console) -> Generator[None]:
-    """Shows a board's state as long as the context is open; the last state stays visible."""
+def shown(board: Board) -> Generator[None]:
+    """Shows a board's state while the context is open; the last state stays visible.
+
+    Meanwhile, what is written to a terminal by `sys.stdout` and `sys.stderr` goes above the view.
+    """
+    # Such a console also draws if standard output is no terminal.
+    console = Console(file=sys.stdout, force_terminal=True, soft_wrap=True)
 
     def drawn() -> RenderableType:
         return view(board.state(), rows=max(3, console.height - _BESIDE_WORKERS))
@@ -153,8 +153,8 @@ def shown(board: Board, console: Console) -> Generator[None]:
         get_renderable=drawn,
         console=console,
         refresh_per_second=_DRAWN_A_SECOND,
-        redirect_stdout=False,
-        redirect_stderr=False,
+        redirect_stdout=sys.stdout.isatty(),
+        redirect_stderr=sys.stderr.isatty(),
     ):
         yield
 

@@ -14,14 +14,11 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from io import FileIO
 from pathlib import Path
 from typing import IO, Protocol, TextIO, final
-
-from rich.console import Console
-from rich.text import Text
 
 from kerasdist.cli.launch import supervisor
 from kerasdist.cli.launch.spec import WorkerExit
@@ -44,7 +41,6 @@ class Screen:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._console: Console | None = None
 
     def write(self, prefix: str, line: str, stream: TextIO, rank: int) -> None:
         """Writes a worker's line."""
@@ -58,26 +54,12 @@ class Screen:
         """Writes a message of the launcher itself to the error output."""
         self._put([f"[kerasdist] {line}" for line in text.splitlines()], sys.stderr)
 
-    @contextlib.contextmanager
-    def above(self, console: Console) -> Generator[None]:
-        """Writes output for a terminal above the live view that this console shows."""
-        self._console = console
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._console = None
-
     def _put(self, lines: list[str], stream: TextIO) -> None:
         # The output may lack a character, its reader may have ended, or the disk may be full.
         # Nothing may end this thread, because a worker blocks if its lines are not read.
         code = stream.encoding or "utf-8"
         with self._lock, contextlib.suppress(OSError, ValueError):
             text = "".join(f"{line}\n" for line in lines).encode(code, "backslashreplace")
-            if self._console is not None and stream.isatty():
-                shown = Text.from_ansi(text.decode(code).rstrip("\n"))
-                self._console.print(shown, soft_wrap=True)
-                return
             if stream in (sys.__stdout__, sys.__stderr__):
                 while text:  # The stream's buffer may have half a line of a script's.
                     text = text[os.write(stream.fileno(), text) :]
