@@ -24,7 +24,7 @@ from kerasdist.core import gpus
 from kerasdist.core.backend_choice import backend_choice
 from kerasdist.core.hardware import chip_of
 from kerasdist.core.sharding import size
-from kerasdist.errors import BackendError
+from kerasdist.errors import BackendError, JobError
 from kerasdist.job.launcher import BENCH, AllReduce
 
 _WORKER = "kerasdist.cli.diagnostics.bench_worker"
@@ -200,12 +200,14 @@ def _doubled(most: int) -> tuple[int, ...]:
 def _measure(spec: JobSpec, backend: str, count: int, seconds: float) -> Row:
     """Measures training with `count` workers."""
     own = {**spec.environment, **_first_gpus(count)}
-    ran = jobs.run(with_workers(replace(spec, environment=own), count), backend, seconds, _NO_FIT)
-    if ran.failure is not None:
-        return Row(count, {}, f"{ran.failure}; the workers' output is in {ran.logs}")
+    job = with_workers(replace(spec, environment=own), count)
+    try:
+        results = jobs.run(job, backend, seconds, _NO_FIT)
+    except JobError as error:
+        return Row(count, {}, str(error))
     # A script may call `fit` several times. The longest call is the best measurement; calls with
     # compilation count only if there are no others.
-    return Row(count, max(ran.results, key=lambda x: (not x["with_compilation"], x["seconds"])))
+    return Row(count, max(results, key=lambda x: (not x["with_compilation"], x["seconds"])))
 
 
 def _first_gpus(count: int) -> dict[str, str]:
