@@ -15,7 +15,14 @@ from rich.console import Console
 
 from kerasdist.cli.diagnostics import jobs
 from kerasdist.cli.diagnostics.machine import gpu_links
-from kerasdist.cli.formatting import annotate, figure, milliseconds, require_matplotlib, table
+from kerasdist.cli.formatting import (
+    annotate,
+    figure,
+    milliseconds,
+    plain_console,
+    require_matplotlib,
+    table,
+)
 from kerasdist.cli.launch import supervisor
 from kerasdist.cli.launch.placement import place, with_workers
 from kerasdist.cli.launch.spec import JobSpec, python_command
@@ -168,7 +175,7 @@ def bench(
     if as_json:
         typer.echo(described(scaling))
     else:
-        show(scaling, Console())
+        show(scaling, plain_console())
     if plot is not None and scaling.measured:
         draw(scaling, plot)
         typer.echo(f"[kerasdist] wrote {plot}", err=True)
@@ -260,11 +267,11 @@ def show(scaling: Scaling, console: Console) -> None:
     if rows:
         console.print(shown)
     for text in _notes(scaling):
-        console.print(text, markup=False, highlight=False)
+        console.print(text, highlight=False)
     for row in scaling.rows:
         if row.failure is not None:
             text = f"{row.workers} workers failed: {row.failure}"
-            console.print(text, style="bold red", markup=False)
+            console.print(text, style="bold red")
 
 
 def _notes(scaling: Scaling) -> list[str]:

@@ -28,6 +28,7 @@ import typer
 
 from kerasdist.cli.diagnostics import findings, info, machine
 from kerasdist.cli.diagnostics.findings import Finding, judge
+from kerasdist.cli.formatting import plain_console
 from kerasdist.cli.launch import start
 from kerasdist.cli.launch.placement import listening, place
 from kerasdist.cli.options import AsJson, Hosts, listed
@@ -268,7 +269,7 @@ def doctor(*, hosts: Hosts = None, as_json: AsJson = False) -> None:
     if as_json:
         typer.echo(json.dumps(findings.as_dicts(found), indent=2))
     else:
-        findings.show(hosts or "This machine", _shortened(found))
+        findings.show(hosts or "This machine", _shortened(found), plain_console())
     raise typer.Exit(findings.is_failed(found))
 
 

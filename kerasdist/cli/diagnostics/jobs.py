@@ -16,6 +16,7 @@ import typer
 
 from kerasdist.cli.diagnostics import findings
 from kerasdist.cli.diagnostics.findings import Finding
+from kerasdist.cli.formatting import plain_console
 from kerasdist.cli.launch.job import Launcher
 from kerasdist.cli.launch.spec import JobSpec, python_command
 from kerasdist.cli.launch.start import log_file
@@ -160,7 +161,8 @@ def compare(
         except JobError as error:
             found[name] = [Finding("job", "problem", str(error), "No job would run here.")]
         if not as_json:
-            findings.show(f"{name}, {time.monotonic() - began:.0f} s", found[name])
+            title = f"{name}, {time.monotonic() - began:.0f} s"
+            findings.show(title, found[name], plain_console())
     if as_json:
         told = {name: findings.as_dicts(each) for name, each in found.items()}
         typer.echo(json.dumps(told, indent=2))

@@ -126,7 +126,7 @@ def plan(
     if as_json:
         typer.echo(report.as_json(made))
     else:
-        report.show(made)
+        report.show(made, formatting.plain_console())
     if plot is not None and made.compiled.refused is None:
         report.plot(made, plot)
         _say(f"wrote {plot}")
