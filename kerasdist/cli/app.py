@@ -191,9 +191,9 @@ def join(
 ) -> None:
     """Add this machine to a job of kerasdist run --workers A:B --join-port PORT.
 
-    The job takes its workers in at the next backup, up to B, and this command ends with the job.
-    This machine has the job's KERASDIST_SECRET or KERASDIST_SECRET_FILE, and the same script,
-    interpreter and packages at the same paths: run it in the folder of kerasdist run.
+    The job adds this machine's workers at the next backup, up to B workers in all, and this command
+    ends with the job. This machine needs the job's KERASDIST_SECRET or KERASDIST_SECRET_FILE, and
+    the same script, interpreter and packages at the same paths: run the command in the same folder.
     """
     with showing_errors(1):
         host, port = addresses.split(launcher, "HOST:PORT")

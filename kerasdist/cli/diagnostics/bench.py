@@ -150,9 +150,9 @@ def bench(
 ) -> None:
     """Measure how training scales on this machine, or on --hosts.
 
-    The script, or a model of kerasdist's own, is trained by 1, 2, ... workers; its throughput, and
-    the bandwidth between the replicas beside what the links allow, are shown. A script is run as it
-    is, and the longest of its fits counts.
+    The script, or a model of kerasdist's own, is trained by 1, 2, ... workers. Shown are its
+    throughput and the bandwidth between the replicas, relative to what the links allow. A script is
+    not changed; the longest of its calls of fit is measured.
     """
     if plot is not None:
         require_matplotlib()
@@ -282,19 +282,19 @@ def _notes(scaling: Scaling) -> list[str]:
         notes.append(f"batch: {', '.join(f'{batch:,}' for batch in batches)} examples.")
     if any(row.bus_bandwidth for row in rows):
         notes.append(
-            "all-reduce: what each replica sends in a second while the gradients are summed, with "
-            "nothing else to do."
+            "all-reduce: the bytes that each replica sends in a second while gradients are summed "
+            "and nothing else runs."
         )
         known = scaling.reference
         notes.append(
             "of links: no reference, as the links are not known."
             if known is None
-            else f"of links: against {size(known.rate)}/s ({known.source})."
+            else f"of links: relative to {size(known.rate)}/s ({known.source})."
         )
     if any(row.measured["with_compilation"] for row in rows):
         notes.append(
-            "The script trains a single epoch, so the time to trace and compile counts too. Let it "
-            "train two."
+            "The script trains a single epoch, so the time to trace and compile is included. Let "
+            "the script train two epochs."
         )
     if len(batches) > 1 and len(set(batches)) == 1:
         notes.append(
@@ -302,7 +302,7 @@ def _notes(scaling: Scaling) -> list[str]:
             "scaling. Multiply it by strategy.num_replicas_in_sync for weak scaling."
         )
     if rows and rows[0].measured["device"].startswith("cpu"):
-        notes.append("Each worker has an equal part of the cores, also where there are fewer.")
+        notes.append("Each worker has the same number of cores in all rows of the table.")
     return notes
 
 

@@ -76,8 +76,8 @@ class Attempt:
         events: The queue of the workers' events.
         stop_seconds: How long workers have from SIGTERM to SIGKILL.
         number: The number of earlier attempts.
-        chief_leads: Whether rank 0 has started the others: its end is theirs, and a signal that it
-            passes on ends only workers that end by that signal themselves.
+        chief_leads: Whether rank 0 has started the other workers. They are ended when rank 0 ends.
+            A signal is then only passed on, because a worker's script may handle it and go on.
     """
 
     to_begin: Iterable[Held]

@@ -106,7 +106,7 @@ class Order(TypedDict):
 
 
 def follow_into_death() -> None:
-    """Makes the kernel end the worker if this supervisor is killed, which only Linux can."""
+    """Makes the kernel end this process, a worker, when its parent ends; works only on Linux."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
@@ -195,7 +195,7 @@ def end_if_stopped(worker: Worker, heartbeat: float) -> None:
         left = left - beat if state == b"T" else limit
     sys.stderr.write(
         f"kerasdist: this worker, process {worker.pid}, was stopped for {heartbeat:g} s "
-        "(KERASDIST_HEARTBEAT_TIMEOUT): it is ended\n"
+        "(KERASDIST_HEARTBEAT_TIMEOUT), so it is ended\n"
     )
     sys.stderr.flush()
     worker.send_signal(signal.SIGKILL)

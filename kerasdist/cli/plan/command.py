@@ -65,7 +65,7 @@ def plan(
     ] = None,
     network_efficiency: Annotated[
         float,
-        option("PART", "Of the known rate between machines, or slices, what is reached.", min=0.01),
+        option("PART", "The fraction of the known rate of the network that is reached.", min=0.01),
     ] = 1.0,
     largest_batch: Annotated[
         bool, option(None, "Whether to look for the largest batch that fits.")
@@ -100,9 +100,9 @@ def plan(
     given = f"--sharding {sharding}" if sharding else f"--offload {offload}" if offload else ""
     if given and step.strategy is None:
         raise InputError(
-            "Expected a model made in a strategy's scope, which divides its state, or has the host "
-            f"hold it. Received: {given}, for a model made outside of any. Make it in "
-            "`with kd.MirroredStrategy().scope():`."
+            "Expected a model made in the scope of a strategy, which divides state or leaves "
+            f"it on the host. Received: {given}, for a model made outside of any scope. "
+            "Make the model in `with kd.MirroredStrategy().scope():`."
         )
     examples = planning.examples_of(ahead_of_time.examples_in(step.batch), target, batch_per_device)
     of_script = scripts.sharding_of(step.model)

@@ -129,7 +129,7 @@ def _show_torch(plan: Plan, console: Console) -> None:
         f"keeps {size(groups.held)} of variables and gradients, and at most "
         f"{size(groups.gathered)} of gathered weights. A step takes at least "
         f"{milliseconds(step.total)}, {milliseconds(step.own + step.network)} if nothing overlaps, "
-        f"where a device computes as here."
+        f"if a device computes as fast as on JAX."
     )
 
 

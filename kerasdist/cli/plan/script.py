@@ -235,7 +235,7 @@ def compiler(model: keras.Model, batch: object, report: Callable[[str], None]) -
     def compile_step(target: Target, examples: int) -> Compilation:
         if target.devices % logical:
             raise UnsupportedError(
-                f"Expected a number of devices that replicas of {logical} divide. Received: "
+                f"Expected a multiple of {logical} devices, as many as a replica has. Received: "
                 f"devices={target.devices} ({target}). Choose another target."
             )
         report(f"compiling for {target}, {examples} examples a device ...")

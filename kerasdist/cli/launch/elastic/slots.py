@@ -31,7 +31,7 @@ FAILURES = 2
 """A slot is left out after this number of failures without a backup between them."""
 
 AWAY_SECONDS = 600.0
-"""The seconds for which a slot is left out; each further failure doubles them."""
+"""The seconds for which a slot is left out; each further failure doubles this time."""
 
 WAIT_SECONDS = 600.0
 """The seconds for which a job with too few workers waits for hosts."""
@@ -185,7 +185,7 @@ class ElasticSlots:
         except queue.Empty:
             return
         if isinstance(event, Signalled):
-            raise ClusterError("The job was told to stop while it waited for workers.")
+            raise ClusterError("The job got a signal to stop while it waited for workers.")
 
     def _ask_beside(self) -> None:
         try:
