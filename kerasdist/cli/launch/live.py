@@ -14,7 +14,7 @@ from typing import Any, final
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from kerasdist.cli.launch.placement import Slot
@@ -173,12 +173,9 @@ def view(state: State, *, rows: int) -> RenderableType:
     if marked is not None and marked >= rows:
         chosen[-1] = workers[marked]
     has_gpus = any(one.get("gpus") for one in workers)
-    table = Table(box=None, pad_edge=False, header_style="dim", expand=False)
-    table.add_column("worker")
-    for name in ("epoch", "step", "loss", "ms/step", "memory", *(["GPU"] if has_gpus else [])):
-        table.add_column(name, justify="right")
-    table.add_column("last sign")
-    table.add_column("")
+    names = ("epoch", "step", "loss", "ms/step", "memory", *(["GPU"] if has_gpus else []))
+    numbers = [Column(name, justify="right") for name in names]
+    table = Table("worker", *numbers, "last sign", "", box=None, pad_edge=False, header_style="dim")
     for one in chosen:
         is_slow, memory = one["worker"] == marked, one.get("memory")
         table.add_row(
