@@ -92,8 +92,8 @@ def run(
         int | None,
         option(
             "PORT",
-            "With A:B: other machines may join (kerasdist join), by this port; 0: any that is "
-            "free. They and this process have the same KERASDIST_SECRET or KERASDIST_SECRET_FILE.",
+            "With A:B: other machines may join (kerasdist join) by this port; 0: any free port. "
+            "They and this process need the same KERASDIST_SECRET or KERASDIST_SECRET_FILE.",
             min=0,
         ),
     ] = None,
@@ -125,8 +125,8 @@ def run(
         list[str] | None,
         option(
             "NAME[=VALUE]",
-            "A variable for all workers; without =VALUE, with the value that it has here, "
-            "which then stands in no process list. May be given several times.",
+            "A variable for all workers; without =VALUE it gets the value that it has here, "
+            "which then appears in no process list. May be given several times.",
             show_default=False,
         ),
     ] = None,
@@ -175,7 +175,7 @@ def run(
 @app.command(cls=PlainCommand, short_help="Add this machine to a job that is running.")
 def join(
     launcher: Annotated[
-        str, typer.Argument(metavar="HOST:PORT", help="What kerasdist run says, with --join-port.")
+        str, typer.Argument(metavar="HOST:PORT", help="What kerasdist run --join-port prints.")
     ],
     *,
     workers: Annotated[

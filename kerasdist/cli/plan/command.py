@@ -48,12 +48,12 @@ def plan(
         Divided | None,
         option(
             "optimizer|full|auto",
-            "What replicas divide among them (default: as the script's strategy has it).",
+            "What the replicas shard (default: what the script's strategy says).",
         ),
     ] = None,
     offload: Annotated[
         Offload | None,
-        option("optimizer", "What the host holds (default: as the script's strategy has it)."),
+        option("optimizer", "What the host holds (default: what the script's strategy says)."),
     ] = None,
     step_time: Annotated[
         float | None,
