@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from kerasdist.cli.launch import start
+from kerasdist.cli.launch import start, supervisor
 from kerasdist.cli.launch.placement import Slot, counted, host_of_chief, listed
 from kerasdist.cli.launch.spec import AttemptResult, JobSpec
 from kerasdist.cli.launch.start import log_file
@@ -48,7 +48,7 @@ def of_attempt(result: AttemptResult, spec: JobSpec, number: int) -> str:
         if spec.logs is not None:
             log = log_file(spec.logs, number, cause.rank)
             lines.append(f"all of its output is in {log}")
-        if cause.exit_code == start.SSH_FAILED and spec.hosts:
+        if cause.exit_code == supervisor.LOST and spec.hosts:
             lines.append("ssh, too, ends with exit code 255, if it cannot reach a host")
     killed = [each.rank for each in result.endings if each.killed]
     lines += [f"worker {rank}/{total} {why_killed}, and was killed" for rank in killed[:NAMED]]

@@ -79,9 +79,6 @@ def for_another_machine(environ: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-SSH_FAILED = 255
-"""The exit code of ssh if it cannot reach a host."""
-
 # With BatchMode ssh fails instead of waiting for a password forever.
 # The other options end a connection that has been silent for half a minute.
 _SSH = (
