@@ -92,8 +92,8 @@ def run(
         int | None,
         option(
             "PORT",
-            "With A:B: other machines may join (kerasdist join), by this port; 0: any that is "
-            "free. They and this process have the same KERASDIST_SECRET or KERASDIST_SECRET_FILE.",
+            "With A:B: other machines may join (kerasdist join) by this port; 0: any free port. "
+            "They and this process need the same KERASDIST_SECRET or KERASDIST_SECRET_FILE.",
             min=0,
         ),
     ] = None,
@@ -125,8 +125,8 @@ def run(
         list[str] | None,
         option(
             "NAME[=VALUE]",
-            "A variable for all workers; without =VALUE, with the value that it has here, "
-            "which then stands in no process list. May be given several times.",
+            "A variable for all workers; without =VALUE it gets the value that it has here, "
+            "which then appears in no process list. May be given several times.",
             show_default=False,
         ),
     ] = None,
@@ -175,7 +175,7 @@ def run(
 @app.command(cls=PlainCommand, short_help="Add this machine to a job that is running.")
 def join(
     launcher: Annotated[
-        str, typer.Argument(metavar="HOST:PORT", help="What kerasdist run says, with --join-port.")
+        str, typer.Argument(metavar="HOST:PORT", help="What kerasdist run --join-port prints.")
     ],
     *,
     workers: Annotated[
@@ -191,9 +191,9 @@ def join(
 ) -> None:
     """Add this machine to a job of kerasdist run --workers A:B --join-port PORT.
 
-    The job takes its workers in at the next backup, up to B, and this command ends with the job.
-    This machine has the job's KERASDIST_SECRET or KERASDIST_SECRET_FILE, and the same script,
-    interpreter and packages at the same paths: run it in the folder of kerasdist run.
+    The job adds this machine's workers at the next backup, up to B workers in all, and this command
+    ends with the job. This machine needs the job's KERASDIST_SECRET or KERASDIST_SECRET_FILE, and
+    the same script, interpreter and packages at the same paths: run the command in the same folder.
     """
     with showing_errors(1):
         host, port = addresses.split(launcher, "HOST:PORT")

@@ -7,6 +7,7 @@ from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
 from rich.table import Table
 
 from kerasdist.core.backend_choice import is_installed
@@ -20,6 +21,11 @@ def require_matplotlib() -> None:
             "Expected matplotlib to be installed, which draws the plot. Received: --plot, without "
             "the package. Install it: pip install matplotlib, or leave out --plot."
         )
+
+
+def plain_console(**options: Any) -> Console:
+    """Returns a console that prints brackets as they are, as around the address ``[fe80::1]``."""
+    return Console(markup=False, **options)
 
 
 def table(title: str, headings: Sequence[str], left: int = 0) -> Table:

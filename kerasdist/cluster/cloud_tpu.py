@@ -106,26 +106,22 @@ def read_attribute(host: str, name: str) -> str | None:
     Raises:
         OSError: If the server does not answer.
     """
-    import urllib.error  # slow to import, and needed only on TPU hosts
-    import urllib.request
+    import http.client  # slow to import, and needed only on TPU hosts
 
-    headers = {"Metadata-Flavor": "Google"}
-    request = urllib.request.Request(f"http://{host}/{_PATH}/{name}", headers=headers)
-    # The server is on this machine, so the environment's proxies must not be used.
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     for left in reversed(range(_TRIES)):
+        # This ignores the environment's proxies, as it must: the server is on this machine.
+        connection = http.client.HTTPConnection(host, timeout=_SECONDS)
         try:
-            with opener.open(request, timeout=_SECONDS) as answer:
-                return answer.read().decode()
-        except urllib.error.HTTPError as error:
-            error.close()
-            if error.code == 404:
-                return None
-            if not left:
-                raise
+            connection.request("GET", f"/{_PATH}/{name}", headers={"Metadata-Flavor": "Google"})
+            answer = connection.getresponse()
+            if answer.status in (200, 404):
+                return answer.read().decode() if answer.status == 200 else None
+            raise OSError(f"HTTP status {answer.status}, {answer.reason}")
         except OSError:
             if not left:
                 raise
+        finally:
+            connection.close()
         time.sleep(_PAUSE)
     raise AssertionError("The loop returns or raises.")
 

@@ -90,9 +90,9 @@ def refuse_half_a_cluster(environ: Mapping[str, str] | None) -> None:
     variables = Variables(environ, SOURCE.name)
     if variables.has(WORKERS):
         raise ClusterError(
-            f"Expected {RANK}, or a scheduler that tells which of the workers this process is. "
-            f"Received: {WORKERS}={variables.text(WORKERS)!r}, {RANK}=None. Set it, from 0, on "
-            f"every worker, start the script with `kerasdist run`, or unset {WORKERS}."
+            f"Expected {RANK}, or a scheduler that gives each worker its rank. Received: {WORKERS}="
+            f"{variables.text(WORKERS)!r}, {RANK}=None. Set {RANK}, from 0, on every worker, start "
+            f"the script with `kerasdist run`, or unset {WORKERS}."
         )
 
 

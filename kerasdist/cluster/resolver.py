@@ -116,8 +116,8 @@ class ClusterResolver(ABC):
             place.task_id,
         ):
             raise ValueError(
-                f"Expected this process's own task, {place.task_type} {place.task_id}: the devices "
-                f"of another cannot be asked for. Received: task_type={task_type!r}, "
+                f"Expected this process's own task, {place.task_type} {place.task_id}, because a "
+                f"process knows only its own devices. Received: task_type={task_type!r}, "
                 f"task_id={task_id!r}"
             )
         kinds = [device.kind.upper() for device in registry.current().accelerators()]

@@ -223,7 +223,7 @@ class Source:
             )
         if answer.coordinator is None and answer.num_workers > 1:
             raise ClusterError(
-                f"Expected to know on which machine rank 0 is, which {self.name} does not tell. "
+                f"Expected the machine of rank 0 to be known; {self.name} does not name it. "
                 f"Received: {addresses.COORDINATOR_VARIABLE}=None, "
                 f"num_workers={answer.num_workers}, local_workers={answer.local_workers}. "
                 f"{self.hint}"

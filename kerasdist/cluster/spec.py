@@ -114,8 +114,8 @@ class ClusterSpec:
         address = tasks[task_index]
         if address is None:
             raise ClusterError(
-                "Expected the address of every worker to be known; the environment tells only how "
-                f"many there are. Received: job_name={job_name!r}, task_index={task_index}. "
+                "Expected the address of every worker to be known; the environment has only their "
+                f"number. Received: job_name={job_name!r}, task_index={task_index}. "
                 "Workers exchange their addresses when the strategy is made."
             )
         return address

@@ -65,7 +65,7 @@ def test_hosts_go_and_come_back(tmp_path):
         "[kerasdist] the job goes on with 4 of 4 workers from epoch 3, step 1 (no restart is "
         "counted)",
     ]
-    assert "the workers have ended at a backup, for those that wait" in done.stderr
+    assert "the workers have ended at a backup, so that waiting workers can be added" in done.stderr
 
 
 def test_too_few_are_left(tmp_path):

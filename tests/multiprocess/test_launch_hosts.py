@@ -98,7 +98,7 @@ def test_a_host_that_is_down(tmp_path, path):
     assert done.returncode == 255
     assert "worker 1/2 failed" in done.stderr
     assert "Connection refused" in done.stderr
-    assert "255 is also what ssh ends with" in done.stderr
+    assert "ssh, too, ends with exit code 255" in done.stderr
 
 
 def test_no_ssh(tmp_path):

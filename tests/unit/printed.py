@@ -2,10 +2,10 @@
 
 import io
 
-from rich.console import Console
+from kerasdist.cli.formatting import plain_console
 
 
 def printed(show, *facts, width=200):
     file = io.StringIO()
-    show(*facts, Console(file=file, width=width))
+    show(*facts, plain_console(file=file, width=width))
     return file.getvalue()

@@ -15,7 +15,14 @@ from rich.console import Console
 
 from kerasdist.cli.diagnostics import jobs
 from kerasdist.cli.diagnostics.machine import gpu_links
-from kerasdist.cli.formatting import annotate, figure, milliseconds, require_matplotlib, table
+from kerasdist.cli.formatting import (
+    annotate,
+    figure,
+    milliseconds,
+    plain_console,
+    require_matplotlib,
+    table,
+)
 from kerasdist.cli.launch import supervisor
 from kerasdist.cli.launch.placement import place, with_workers
 from kerasdist.cli.launch.spec import JobSpec, python_command
@@ -24,7 +31,7 @@ from kerasdist.core import gpus
 from kerasdist.core.backend_choice import backend_choice
 from kerasdist.core.hardware import chip_of
 from kerasdist.core.sharding import size
-from kerasdist.errors import BackendError
+from kerasdist.errors import BackendError, JobError
 from kerasdist.job.launcher import BENCH, AllReduce
 
 _WORKER = "kerasdist.cli.diagnostics.bench_worker"
@@ -143,9 +150,9 @@ def bench(
 ) -> None:
     """Measure how training scales on this machine, or on --hosts.
 
-    The script, or a model of kerasdist's own, is trained by 1, 2, ... workers; its throughput, and
-    the bandwidth between the replicas beside what the links allow, are shown. A script is run as it
-    is, and the longest of its fits counts.
+    The script, or a model of kerasdist's own, is trained by 1, 2, ... workers. Shown are its
+    throughput and the bandwidth between the replicas, relative to what the links allow. A script is
+    not changed; the longest of its calls of fit is measured.
     """
     if plot is not None:
         require_matplotlib()
@@ -168,7 +175,7 @@ def bench(
     if as_json:
         typer.echo(described(scaling))
     else:
-        show(scaling, Console())
+        show(scaling, plain_console())
     if plot is not None and scaling.measured:
         draw(scaling, plot)
         typer.echo(f"[kerasdist] wrote {plot}", err=True)
@@ -193,21 +200,21 @@ def _most(hosts: str | None) -> int:
 
 
 def _doubled(most: int) -> tuple[int, ...]:
-    counts: list[int] = []
-    while (count := 1 << len(counts)) < most:
-        counts.append(count)
-    return (*counts, most)
+    """Returns the powers of two below a number, and the number itself."""
+    return (*(2**power for power in range((most - 1).bit_length())), most)
 
 
 def _measure(spec: JobSpec, backend: str, count: int, seconds: float) -> Row:
     """Measures training with `count` workers."""
     own = {**spec.environment, **_first_gpus(count)}
-    ran = jobs.run(with_workers(replace(spec, environment=own), count), backend, seconds, _NO_FIT)
-    if ran.failure is not None:
-        return Row(count, {}, f"{ran.failure}; the workers' output is in {ran.logs}")
+    job = with_workers(replace(spec, environment=own), count)
+    try:
+        results = jobs.run(job, backend, seconds, _NO_FIT)
+    except JobError as error:
+        return Row(count, {}, str(error))
     # A script may call `fit` several times. The longest call is the best measurement; calls with
     # compilation count only if there are no others.
-    return Row(count, max(ran.results, key=lambda x: (not x["with_compilation"], x["seconds"])))
+    return Row(count, max(results, key=lambda x: (not x["with_compilation"], x["seconds"])))
 
 
 def _first_gpus(count: int) -> dict[str, str]:
@@ -260,11 +267,11 @@ def show(scaling: Scaling, console: Console) -> None:
     if rows:
         console.print(shown)
     for text in _notes(scaling):
-        console.print(text, markup=False, highlight=False)
+        console.print(text, highlight=False)
     for row in scaling.rows:
         if row.failure is not None:
             text = f"{row.workers} workers failed: {row.failure}"
-            console.print(text, style="bold red", markup=False)
+            console.print(text, style="bold red")
 
 
 def _notes(scaling: Scaling) -> list[str]:
@@ -275,19 +282,19 @@ def _notes(scaling: Scaling) -> list[str]:
         notes.append(f"batch: {', '.join(f'{batch:,}' for batch in batches)} examples.")
     if any(row.bus_bandwidth for row in rows):
         notes.append(
-            "all-reduce: what each replica sends in a second while the gradients are summed, with "
-            "nothing else to do."
+            "all-reduce: the bytes that each replica sends in a second while gradients are summed "
+            "and nothing else runs."
         )
         known = scaling.reference
         notes.append(
             "of links: no reference, as the links are not known."
             if known is None
-            else f"of links: against {size(known.rate)}/s ({known.source})."
+            else f"of links: relative to {size(known.rate)}/s ({known.source})."
         )
     if any(row.measured["with_compilation"] for row in rows):
         notes.append(
-            "The script trains a single epoch, so the time to trace and compile counts too. Let it "
-            "train two."
+            "The script trains a single epoch, so the time to trace and compile is included. Let "
+            "the script train two epochs."
         )
     if len(batches) > 1 and len(set(batches)) == 1:
         notes.append(
@@ -295,7 +302,7 @@ def _notes(scaling: Scaling) -> list[str]:
             "scaling. Multiply it by strategy.num_replicas_in_sync for weak scaling."
         )
     if rows and rows[0].measured["device"].startswith("cpu"):
-        notes.append("Each worker has an equal part of the cores, also where there are fewer.")
+        notes.append("Each worker has the same number of cores in all rows of the table.")
     return notes
 
 

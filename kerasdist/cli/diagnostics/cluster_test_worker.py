@@ -66,7 +66,7 @@ def devices(strategy: Strategy, seconds: float) -> Finding:
     places = {rank: f"on {text}" for rank, text in enumerate(workers)}
     found = f"{count} replicas of {len(workers)} workers, after {seconds:.1f} s; "
     found += named_places(places)
-    said = "There is one replica: nothing is exchanged. Name more: --workers 2."
+    said = "There is one replica, so nothing is exchanged. Start more: --workers 2."
     ok = "All workers have found each other."
     return judge("devices", found, ok, warning=said if count == 1 else "")
 
@@ -133,8 +133,8 @@ def bandwidth(strategy: Strategy) -> Finding:
         f"{size(sum_of.bus_bandwidth)}/s sent by each replica"
     )
     said = (
-        f"100 million float32 parameters take {sum_of.seconds * 4e8 / sum_of.bytes:.2g} s a step, "
-        "less what the backward pass hides."
+        "The gradients of 100 million float32 parameters take "
+        f"{sum_of.seconds * 4e8 / sum_of.bytes:.2g} s a step; the backward pass hides a part of it."
     )
     return Finding("bandwidth", "ok", found, said)
 
@@ -200,7 +200,7 @@ def _equal_to_one_device(difference: float, of_loss: float, batch: int, last: in
         f"{of_loss:.0e} ({STEPS} steps, BatchNormalization, batches of {batch}, the last of {last})"
     )
     said = (
-        f"More than rounding ({TOLERANCE:.0e}): a model trains otherwise here than on one device. "
+        f"More than rounding ({TOLERANCE:.0e}): weights here differ from those on one device. "
         "Report it, with the versions that kerasdist info shows."
     )
     ok = "Replicas compute what one device computes."
@@ -212,8 +212,8 @@ def _equal_on_workers(digests: list[str]) -> Finding:
     found, problem = "weights equal to the bit", ""
     if other:
         found = f"weights of {named_workers(other)} differ from the chief's"
-        problem = "Workers have come apart. Report it."
-    return judge("workers", found, "All have one model.", problem=problem)
+        problem = "The workers' models differ. Report this, with the versions of kerasdist info."
+    return judge("workers", found, "All workers have the same model.", problem=problem)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal, final
 
 from rich.console import Console
-from rich.markup import escape
+from rich.text import Text
 
 from kerasdist.cli.formatting import table
 from kerasdist.core.user_warnings import plural
@@ -61,16 +61,15 @@ def of_dicts(given: Iterable[dict[str, Any]], where: str) -> list[Finding]:
     return [Finding(**{**one, "where": where}) for one in given]
 
 
-def show(title: str, findings: Sequence[Finding], console: Console | None = None) -> None:
+def show(title: str, findings: Sequence[Finding], console: Console) -> None:
     """Prints a table for human readers, and the number of problems and warnings."""
-    console = console or Console()
     several = any(finding.where for finding in findings)
     headings = (*(("where",) if several else ()), "check", "", "found", "what it means for a job")
     shown = table(title, headings, left=len(headings))
     for one in findings:
-        verdict = f"[{_STYLES[one.verdict]}]{one.verdict}[/]"
-        where = (escape(one.where),) if several else ()
-        shown.add_row(*where, one.check, verdict, escape(one.found), escape(one.meaning))
+        where = (one.where,) if several else ()
+        verdict = Text(one.verdict, _STYLES[one.verdict])
+        shown.add_row(*where, one.check, verdict, one.found, one.meaning)
     console.print(shown)
     counts = {kind: sum(one.verdict == kind for one in findings) for kind in _STYLES}
     kind: Verdict = "problem" if counts["problem"] else "warning" if counts["warning"] else "ok"

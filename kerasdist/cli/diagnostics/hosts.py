@@ -28,6 +28,7 @@ import typer
 
 from kerasdist.cli.diagnostics import findings, info, machine
 from kerasdist.cli.diagnostics.findings import Finding, judge
+from kerasdist.cli.formatting import plain_console
 from kerasdist.cli.launch import start
 from kerasdist.cli.launch.placement import listening, place
 from kerasdist.cli.options import AsJson, Hosts, listed
@@ -133,7 +134,7 @@ def look(hosts: Sequence[str]) -> list[Finding]:
             try:
                 found += between(there)
             except AgentError as error:
-                said = "The connection between this machine and a host broke. Try again."
+                said = "The connection from this machine to a host was lost. Try again."
                 found.append(Finding("ssh", "problem", str(error), said, "all hosts"))
     return found
 
@@ -179,10 +180,10 @@ def of_reached(reached: Mapping[tuple[str, str], Mapping[str, Any]]) -> list[Fin
         known, error, where = each["addresses"], each["error"], f"{here} to {there}"
         if not known:
             what = f"{there} is unknown on {here}: {error}"
-            said = "Workers there do not find it. Add it to DNS or /etc/hosts, or name addresses."
+            said = "Workers need this name. Add it to DNS or /etc/hosts, or give addresses."
             names.append(Finding("names", "problem", what, said, where))
         elif all(map(is_loopback, known)):
-            said = "Workers there would look for it on their own machine. Correct /etc/hosts."
+            said = f"Workers on {here} would look for {there} on {here}. Correct /etc/hosts."
             what = f"{there} is {known[0]} on {here}"
             names.append(Finding("names", "problem", what, said, where))
         elif error is not None:
@@ -261,14 +262,14 @@ def _reached(target: Mapping[str, Any]) -> dict[str, object]:
 def doctor(*, hosts: Hosts = None, as_json: AsJson = False) -> None:
     """Look for what would stop or slow a job on this machine, or on --hosts and between them.
 
-    Versions, devices, links, ports, names, disks, shared memory and limits, and what each
-    means for a job. The exit code is 1 if there is a problem, 0 with warnings.
+    Shows versions, devices, links, ports, names, disks, shared memory and limits, and what each
+    of them means for a job. The exit code is 1 if there is a problem; warnings leave it at 0.
     """
     found = look(listed(hosts)) if hosts else machine.look()
     if as_json:
         typer.echo(json.dumps(findings.as_dicts(found), indent=2))
     else:
-        findings.show(hosts or "This machine", _shortened(found))
+        findings.show(hosts or "This machine", _shortened(found), plain_console())
     raise typer.Exit(findings.is_failed(found))
 
 

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 import kerasdist
-from kerasdist.cli.formatting import table
+from kerasdist.cli.formatting import plain_console, table
 from kerasdist.cli.options import AsJson
 from kerasdist.cluster import detection, kerasdist_variables
 from kerasdist.cluster.detection import Answer
@@ -116,7 +116,7 @@ def info(*, as_json: AsJson = False) -> None:
     if as_json:
         typer.echo(json.dumps(asdict(facts), indent=2))
     else:
-        show(facts, Console())
+        show(facts, plain_console())
     raise typer.Exit(0 if facts.error is None and facts.backend_problem is None else 1)
 
 
@@ -162,19 +162,19 @@ def show(facts: Facts, console: Console) -> None:
         style = "dim" if source.verdict == "absent" else None
         asked.add_row(source.name, source.verdict, source.reason, variables, style=style)
     console.print(asked)
-    console.print(f"Backend: {facts.backend} ({facts.backend_reason})", markup=False)
+    console.print(f"Backend: {facts.backend} ({facts.backend_reason})")
     if facts.backend_problem is not None:
-        console.print(facts.backend_problem, style="bold red", markup=False)
+        console.print(facts.backend_problem, style="bold red")
     chosen = ", ".join(f"{name}={value}" for name, value in facts.devices.items())
-    console.print(f"Devices: {chosen or 'no variable chooses them'}", markup=False)
+    console.print(f"Devices: {chosen or 'no variable chooses them'}")
     if facts.gpu_problem is not None:
         text = f"NVIDIA's driver does not work: {facts.gpu_problem}"
-        console.print(text, style="bold red", markup=False)
+        console.print(text, style="bold red")
     if facts.gpus:
         console.print(_table_of_gpus(facts))
-    console.print(f"A strategy would use: {facts.strategy}", markup=False)
+    console.print(f"A strategy would use: {facts.strategy}")
     installed = [f"{name} {version}" for name, version in facts.versions.items() if version]
-    console.print(f"Versions: {', '.join(installed)}", markup=False)
+    console.print(f"Versions: {', '.join(installed)}")
 
 
 def _table_of_gpus(facts: Facts) -> Table:

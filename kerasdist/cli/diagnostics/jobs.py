@@ -8,14 +8,15 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, final
+from typing import Annotated, Any
 
 import typer
 
 from kerasdist.cli.diagnostics import findings
 from kerasdist.cli.diagnostics.findings import Finding
+from kerasdist.cli.formatting import plain_console
 from kerasdist.cli.launch.job import Launcher
 from kerasdist.cli.launch.spec import JobSpec, python_command
 from kerasdist.cli.launch.start import log_file
@@ -23,7 +24,7 @@ from kerasdist.cli.options import AsJson, Devices, Hosts, Seconds, listed, numbe
 from kerasdist.cluster import cloud_tpu
 from kerasdist.core import gpus
 from kerasdist.core.backend_choice import KNOWN, VARIABLE, is_installed
-from kerasdist.errors import BackendError
+from kerasdist.errors import BackendError, JobError
 from kerasdist.job import launcher
 
 _WORKER = "kerasdist.cli.diagnostics.cluster_test_worker"
@@ -69,25 +70,9 @@ def backends(wanted: Sequence[str]) -> tuple[str, ...]:
     return found
 
 
-@final
-@dataclass(frozen=True)
-class Ran:
-    """The outcome of a job that has ended.
-
-    Attributes:
-        results: The results that the chief has printed, in order; empty if the job failed.
-        failure: Why the job failed; None if it did not fail.
-        logs: The folder with the output of the workers, if the job failed.
-    """
-
-    results: Sequence[Any] = ()
-    failure: str | None = None
-    logs: Path | None = None
-
-
 def run(
-    spec: JobSpec, backend: str, seconds: float, without: str = "the chief has told no result"
-) -> Ran:
+    spec: JobSpec, backend: str, seconds: float, without: str = "the chief has printed no result"
+) -> list[Any]:
     """Runs a job whose chief prints results by `kerasdist.job.launcher.print_result`.
 
     Args:
@@ -95,6 +80,12 @@ def run(
         backend: The backend for Keras.
         seconds: The time after which the job is ended.
         without: The failure to report if the job ended well but printed no result.
+
+    Returns:
+        The results, in the order in which they were printed.
+
+    Raises:
+        JobError: If the job fails.
     """
     folder = Path(tempfile.mkdtemp(prefix="kerasdist-check-"))
     environment = {VARIABLE: backend, **spec.environment}
@@ -107,20 +98,20 @@ def run(
     finally:
         limit.cancel()
     if attempt.signal is not None and time.monotonic() - began >= seconds:
-        return Ran(failure=f"it was ended after {seconds:g} s", logs=folder)
-    if attempt.signal is not None:
+        why = f"it was ended after {seconds:g} s"
+    elif attempt.signal is not None:
         shutil.rmtree(folder)
         raise KeyboardInterrupt
-    if attempt.cause is not None:
+    elif attempt.cause is not None:
         last = next((line for line in reversed(attempt.cause.last_lines) if line.strip()), "")
         why = f"worker {attempt.cause.rank}/{len(attempt.endings)}: {attempt.cause.reason}; {last}"
-        return Ran(failure=why, logs=folder)
-    file = log_file(folder, 0, 0)
-    results = launcher.read_results(file.read_text(encoding="utf-8", errors="replace").splitlines())
-    if not results:
-        return Ran(failure=without, logs=folder)
-    shutil.rmtree(folder)
-    return Ran(results)
+    else:
+        lines = log_file(folder, 0, 0).read_text(encoding="utf-8", errors="replace").splitlines()
+        if results := launcher.read_results(lines):
+            shutil.rmtree(folder)
+            return results
+        why = without
+    raise JobError(f"{why}; the workers' output is in {folder}")
 
 
 def compare(
@@ -165,14 +156,13 @@ def compare(
     found: dict[str, list[Finding]] = {}
     for name in backends(backend or ()):
         began = time.monotonic()
-        ran = run(spec, name, timeout)
-        if ran.failure is None:
-            found[name] = findings.of_dicts(ran.results[0], "")
-        else:
-            said = f"No job would run here. The workers' whole output is in {ran.logs}."
-            found[name] = [Finding("job", "problem", ran.failure, said)]
+        try:
+            found[name] = findings.of_dicts(run(spec, name, timeout)[0], "")
+        except JobError as error:
+            found[name] = [Finding("job", "problem", str(error), "No job would run here.")]
         if not as_json:
-            findings.show(f"{name}, {time.monotonic() - began:.0f} s", found[name])
+            title = f"{name}, {time.monotonic() - began:.0f} s"
+            findings.show(title, found[name], plain_console())
     if as_json:
         told = {name: findings.as_dicts(each) for name, each in found.items()}
         typer.echo(json.dumps(told, indent=2))

@@ -31,7 +31,6 @@ from kerasdist.core.backend_choice import (
     folder_of,
     framework_version,
     install_command,
-    is_installed,
     too_old,
     version_of,
 )
@@ -45,7 +44,6 @@ _LEAST_SHM = 1 << 30
 _LEAST_DISK, _FULL_DISK = 10e9, 1e9
 _LEAST_FILES = 4096
 _NCCL = ("nvidia-nccl-cu12", "nvidia-nccl-cu13")
-_JAX_CUDA = ("jax_plugins.xla_cuda12", "jax_plugins.xla_cuda13")
 _BUSY = 0.1
 _SECONDS_TO_IMPORT = 45.0  # Less than the time for which other hosts wait for the findings.
 # Bytes per second of one PCIe lane in one direction, by generation, after encoding.
@@ -77,7 +75,7 @@ def _versions() -> Iterator[Finding]:
 
 
 def _nightly() -> Iterator[Finding]:
-    """Checks whether Keras is installed twice, as a release and as a nightly."""
+    """Checks whether Keras is installed twice, as a release and as a nightly build."""
     both = distributions("keras")
     if len(both) < 2:
         return
@@ -85,12 +83,12 @@ def _nightly() -> Iterator[Finding]:
     command = f"{install_command('keras')}, or keras-nightly in its place"
     folders = [folder_of(one) for one in both.values()]
     if folders[0] != folders[1]:
-        said = f"Uninstall one if that is not meant: {command}."
+        said = f"Uninstall one of them unless you want both: {command}."
         found = f"{names}; the one in {folders[0]} is imported"
         yield Finding("Keras", "warning", found, said)
         return
     said = (
-        "One has written its files over those of the other: parts of Keras do not fit together. "
+        "One package has overwritten files of the other, so parts of Keras do not fit together. "
         f"Uninstall both, and install one: {command}."
     )
     yield Finding("Keras", "problem", f"{names}, in one folder", said)
@@ -113,11 +111,11 @@ def _internals() -> Iterator[Finding]:
         )
     except subprocess.TimeoutExpired:
         found = f"Keras was not imported within {_SECONDS_TO_IMPORT:g} s"
-        yield Finding("internals", "warning", found, "Each worker takes as long to start.")
+        yield Finding("internals", "warning", found, "Each worker needs at least as long to start.")
         return
     if asked.returncode:
         found = (asked.stderr.strip() or f"exit code {asked.returncode}").splitlines()[-1]
-        said = f"No strategy can be made on {backend.name}: something there cannot be imported."
+        said = f"No strategy can be made on {backend.name}, because an import fails."
         yield Finding("internals", "problem", found, said)
         return
     yield from of_dicts(json.loads(asked.stdout.splitlines()[-1]), "")
@@ -149,37 +147,35 @@ def of_internals(backend: str, used: Sequence[Internal]) -> Iterator[Finding]:
         yield Finding("internals", "problem" if one.in_each_fit else "warning", found, said)
     if not gone:
         versions = [f"{name} {framework_version(name)}" for name in ("keras", backend)]
-        found = f"the {len(used)} that kerasdist uses are in {' and '.join(versions)}"
+        found = f"all {len(used)} that kerasdist uses exist in {' and '.join(versions)}"
         yield Finding("internals", "ok", found, f"Every feature works on {backend}.")
 
 
 def _backend() -> Iterator[Finding]:
     choice = backend_choice()
     found, problem = f"{choice.name} ({choice.reason})", choice.problem or ""
-    if not problem and _is_built_for_gpus(choice.name) is False and gpus.visible():
+    if not problem and _is_built_for_cpus(choice.name) and gpus.visible():
         found += f", built for CPUs alone, beside {len(gpus.visible())} GPUs"
         problem = (
-            f"A job would compute on the CPU. Install {choice.name} with CUDA: see its own guide."
+            f"A job would compute on the CPU. Install {choice.name} with CUDA, as its guide says."
         )
-    ok = "What workers compute with, unless a script says more."
+    ok = "Workers compute on this backend, unless the script sets another."
     yield judge("backend", found, ok, problem=problem)
 
 
-def _is_built_for_gpus(backend: str) -> bool | None:
-    """Returns whether an installed framework is built for GPUs; None if that is not known."""
-    if backend == "jax":
-        # JAX without these plugins may be the user's own build, or a build for AMD.
-        return any(map(is_installed, _JAX_CUDA)) or None
+def _is_built_for_cpus(backend: str) -> bool:
+    """Returns whether a framework's package is one for CPUs alone; JAX's packages do not say so."""
     if backend == "torch":
-        return False if (version_of("torch") or "").endswith("+cpu") else None
-    return False if version_of("tensorflow-cpu") and not version_of("tensorflow") else None
+        return (version_of("torch") or "").endswith("+cpu")
+    has_both = version_of("tensorflow-cpu") and version_of("tensorflow")
+    return backend == "tensorflow" and not has_both and version_of("tensorflow-cpu") is not None
 
 
 def _processor() -> Iterator[Finding]:
     cores, total = supervisor.cores(), os.cpu_count() or 1
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     load = os.getloadavg()[0]
-    said = f"Others compute here (load {load:.1f}): workers will be slow, and wait for the slowest."
+    said = f"Other processes compute here (load {load:.1f}): workers will be slow."
     yield judge(
         "processor",
         f"{cores} of {total} cores, {size(memory)} of memory",
@@ -189,7 +185,7 @@ def _processor() -> Iterator[Finding]:
 
 
 def _cluster() -> Iterator[Finding]:
-    """Checks what the environment says about a cluster."""
+    """Checks whether environment variables describe a cluster without contradictions."""
     found, problem = "no cluster in the variables", ""
     ok = "A script started here is a job of its own."
     try:
@@ -213,8 +209,8 @@ def _ports() -> Iterator[Finding]:
             found = f"can listen on port {server.getsockname()[1]}, loopback works"
     except OSError as error:
         found = str(error)
-        problem = "Workers could not find each other. Look for a sandbox, or a firewall on lo."
-    ok = "Workers of this machine can meet. A job uses ports from 20000, and what Linux gives."
+        problem = "Workers cannot connect to each other. Look for a sandbox, or a firewall on lo."
+    ok = "Workers here can connect. A job uses ports from 20000, and ports that Linux chooses."
     yield judge("ports", found, ok, problem=problem)
 
 
@@ -231,8 +227,8 @@ def _name() -> Iterator[Finding]:
             )
     except OSError as error:
         found = f"{name}: {error}"
-        said = "Rank 0 of a job of several machines tells its name. Add it to /etc/hosts or DNS."
-    yield judge("own name", found, "Other machines can be told it.", warning=said)
+        said = "Workers on other machines look for rank 0 by its name. Add it to /etc/hosts or DNS."
+    yield judge("own name", found, "Other machines can use this name.", warning=said)
 
 
 def resolved(name: str) -> list[str]:
@@ -259,8 +255,8 @@ def _shared_memory() -> Iterator[Finding]:
         return
     free = shutil.disk_usage(_SHM).free
     said = (
-        "NCCL, and PyTorch's data loaders with worker processes, die of a bus error where it is "
-        "full. Start a container with --shm-size=8g or --ipc=host; a pod with an emptyDir of "
+        "If it is full, NCCL, and PyTorch's data loaders with worker processes, end with a bus "
+        "error. Start a container with --shm-size=8g or --ipc=host; give a pod an emptyDir of "
         "medium Memory on /dev/shm."
     )
     ok = "NCCL and data loaders have room."
@@ -308,11 +304,11 @@ def look_at_gpus() -> Iterator[Finding]:
     if not seen:
         found, said = "no GPU", "A job computes on the CPU. If there is a GPU, look for its driver."
         if has_accelerator():
-            found, said = "TPUs", "JAX drives all of them in one process a machine."
+            found, said = "TPUs", "JAX uses all TPUs of a machine in one process."
         yield Finding("devices", "ok", found, said)
         return
     kinds = sorted({gpu.name for gpu in seen})
-    said = "GPUs of several kinds: all wait for the slowest. Choose by CUDA_VISIBLE_DEVICES."
+    said = "All GPUs wait for the slowest kind. Choose one kind by CUDA_VISIBLE_DEVICES."
     found, warning = f"{len(seen)} x {kinds[0]}", ""
     if len(kinds) > 1:
         found, warning = ", ".join(kinds), said
@@ -341,8 +337,8 @@ def _memory(nvml: object) -> Finding:
         if memory is not None and memory.used > _BUSY * memory.total:
             busy.append(f"GPU {index}: {size(memory.used)} of {size(memory.total)} are used")
     said = (
-        "Another process computes there: a job may run out of memory, and is slow. End it "
-        "(nvidia-smi shows it), or leave the GPU out by CUDA_VISIBLE_DEVICES."
+        "Another process uses it, so a job may run out of memory, and may be slow. End that "
+        "process (nvidia-smi shows it), or leave the GPU out by CUDA_VISIBLE_DEVICES."
     )
     found, ok = "; ".join(busy) or "free on all GPUs", "No other process uses them."
     return judge("GPU memory", found, ok, warning=said if busy else "")
@@ -401,7 +397,7 @@ def of_links(found: Sequence[GpuLinks]) -> Iterator[Finding]:
         if gpu.pcie_width and gpu.pcie_max_width and gpu.pcie_width < gpu.pcie_max_width
     ]
     if narrow:
-        said = "Input, and gradients without NVLink, are slow. Look at the slot and the riser."
+        said = "Input is slow, and so are gradients without NVLink. Check the slot and the riser."
         yield Finding("PCIe", "warning", "; ".join(narrow), said)
     numbers = {gpu.nvlinks for gpu in found}
     if len(found) < 2:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import importlib.util
 import os
 import pickle
 import signal
@@ -26,7 +25,7 @@ from kerasdist.cli.launch.placement import with_workers
 from kerasdist.cli.launch.spec import STOP_SECONDS, AttemptResult, JobSpec
 from kerasdist.cluster import detection
 from kerasdist.cluster.kerasdist_variables import RANK
-from kerasdist.core.backend_choice import VARIABLE
+from kerasdist.core.backend_choice import VARIABLE, is_installed
 from kerasdist.errors import JobError, UnsupportedError
 from kerasdist.job.job import current_job
 
@@ -35,8 +34,7 @@ CALL, RESULT = "call", "result"
 
 def pickler() -> ModuleType:
     """Returns the module for pickling: cloudpickle, which knows notebook functions, or pickle."""
-    found = importlib.util.find_spec("cloudpickle") is not None
-    return importlib.import_module("cloudpickle") if found else pickle
+    return importlib.import_module("cloudpickle") if is_installed("cloudpickle") else pickle
 
 
 def _failure_file(folder: Path, rank: int) -> Path:

@@ -76,8 +76,8 @@ class Attempt:
         events: The queue of the workers' events.
         stop_seconds: How long workers have from SIGTERM to SIGKILL.
         number: The number of earlier attempts.
-        chief_leads: Whether rank 0 has started the others: its end is theirs, and a signal that it
-            passes on ends only workers that end by that signal themselves.
+        chief_leads: Whether rank 0 has started the other workers. They are ended when rank 0 ends.
+            A signal is then only passed on, because a worker's script may handle it and go on.
     """
 
     to_begin: Iterable[Held]
@@ -234,7 +234,7 @@ class Launcher:
             self._elastic = ElasticSlots(self._spec, self._events, self._screen, self._seats)
         else:
             self._slots = place(self._spec.workers, spec.hosts)
-        self._board = Board(spec.logs)
+        self._board = Board()
 
     def run(self) -> JobResult:
         """Runs the job until it has ended, with as many restarts as are allowed.
@@ -249,11 +249,10 @@ class Launcher:
         failures, elastic, again = 0, self._elastic, ""
         with contextlib.ExitStack() as stack:
             stack.enter_context(self._signals())
-            stack.enter_context(self._board.in_file())
+            if self._spec.logs is not None:
+                stack.enter_context(self._board.in_file(self._spec.logs))
             if self._spec.live:
-                console = live.console()
-                stack.enter_context(self._screen.above(console))
-                stack.enter_context(live.shown(self._board, console))
+                stack.enter_context(live.shown(self._board))
             stack.callback(self._remove_memory, attempts)
             stack.callback(self._warm.close)
             while True:

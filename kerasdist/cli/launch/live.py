@@ -14,7 +14,7 @@ from typing import Any, final
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from kerasdist.cli.launch.placement import Slot
@@ -43,13 +43,9 @@ class Board:
     """The state of a job's workers: their progress, and when each last gave a sign of life.
 
     Several threads write and read it.
-
-    Args:
-        folder: The folder in which `in_file` writes the state as JSON; None for no file.
     """
 
-    def __init__(self, folder: Path | None) -> None:
-        self._path = None if folder is None else folder / STATUS_FILE
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._began = time.time()
         self._attempt = 0
@@ -100,17 +96,14 @@ class Board:
         }
 
     @contextlib.contextmanager
-    def in_file(self) -> Generator[None]:
-        """Writes the state once a second as long as the context is open, and when it closes."""
-        if self._path is None:
-            yield
-            return
+    def in_file(self, folder: Path) -> Generator[None]:
+        """Writes the state once a second while the context is open, and when it closes."""
         is_over = threading.Event()
 
         def write() -> None:
-            self.write()
+            self.write(folder)
             while not is_over.wait(_SECONDS_BETWEEN_FILES):
-                self.write()
+                self.write(folder)
 
         writing = threading.Thread(target=write, name="kerasdist-board", daemon=True)
         writing.start()
@@ -119,15 +112,13 @@ class Board:
         finally:
             is_over.set()
             writing.join()
-            self.write()
+            self.write(folder)
 
-    def write(self) -> None:
-        """Writes the state to the file."""
-        if self._path is None:
-            return
+    def write(self, folder: Path) -> None:
+        """Writes the state, as JSON, to a file in a folder."""
         with contextlib.suppress(OSError):  # the disk may be full, and have space later
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            with whole_files.replacing(self._path, survives=False) as unfinished:
+            folder.mkdir(parents=True, exist_ok=True)
+            with whole_files.replacing(folder / STATUS_FILE, survives=False) as unfinished:
                 text = json.dumps(self.state(), indent=2)
                 Path(unfinished).write_text(f"{text}\n", encoding="utf-8")
 
@@ -146,14 +137,14 @@ def is_possible() -> bool:
     return sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
 
 
-def console() -> Console:
-    """Returns a console for standard output that draws even if that is no terminal."""
-    return Console(file=sys.stdout, force_terminal=True)
-
-
 @contextlib.contextmanager
-def shown(board: Board, console: Console) -> Generator[None]:
-    """Shows a board's state as long as the context is open; the last state stays visible."""
+def shown(board: Board) -> Generator[None]:
+    """Shows a board's state while the context is open; the last state stays visible.
+
+    Meanwhile, what is written to a terminal by `sys.stdout` and `sys.stderr` goes above the view.
+    """
+    # Such a console also draws if standard output is no terminal.
+    console = Console(file=sys.stdout, force_terminal=True, soft_wrap=True)
 
     def drawn() -> RenderableType:
         return view(board.state(), rows=max(3, console.height - _BESIDE_WORKERS))
@@ -162,8 +153,8 @@ def shown(board: Board, console: Console) -> Generator[None]:
         get_renderable=drawn,
         console=console,
         refresh_per_second=_DRAWN_A_SECOND,
-        redirect_stdout=False,
-        redirect_stderr=False,
+        redirect_stdout=sys.stdout.isatty(),
+        redirect_stderr=sys.stderr.isatty(),
     ):
         yield
 
@@ -182,12 +173,9 @@ def view(state: State, *, rows: int) -> RenderableType:
     if marked is not None and marked >= rows:
         chosen[-1] = workers[marked]
     has_gpus = any(one.get("gpus") for one in workers)
-    table = Table(box=None, pad_edge=False, header_style="dim", expand=False)
-    table.add_column("worker")
-    for name in ("epoch", "step", "loss", "ms/step", "memory", *(["GPU"] if has_gpus else [])):
-        table.add_column(name, justify="right")
-    table.add_column("last sign")
-    table.add_column("")
+    names = ("epoch", "step", "loss", "ms/step", "memory", *(["GPU"] if has_gpus else []))
+    numbers = [Column(name, justify="right") for name in names]
+    table = Table("worker", *numbers, "last sign", "", box=None, pad_edge=False, header_style="dim")
     for one in chosen:
         is_slow, memory = one["worker"] == marked, one.get("memory")
         table.add_row(

@@ -180,8 +180,8 @@ def counted(spec: JobSpec) -> JobSpec:
     if count == 0 and spec.workers == GPU:
         raise DeviceError(
             "Expected a GPU on this machine, for a worker on each. Received: workers='gpu', "
-            f"{gpus.CUDA}={spec.variables.get(gpus.CUDA)!r}, and no GPU that a process sees. Say "
-            "how many workers there are to be, for example 2."
+            f"{gpus.CUDA}={spec.variables.get(gpus.CUDA)!r}, and no GPU that a process sees. Give "
+            "the number of workers, for example 2."
         )
     return with_workers(spec, max(1, count))
 

@@ -45,7 +45,7 @@ class Ranks:
         """
         self._spec = JobSpec(command, len(devices), environment=variables)
         self._events: Events = queue.SimpleQueue()
-        self._screen = Screen(is_scripts=True)
+        self._screen = Screen()
         self._self = ThisProcess(self._events)
         self._pid = os.getpid()
         self._result: AttemptResult | None = None

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from kerasdist.cli.launch import start
+from kerasdist.cli.launch import start, supervisor
 from kerasdist.cli.launch.placement import Slot, counted, host_of_chief, listed
 from kerasdist.cli.launch.spec import AttemptResult, JobSpec
 from kerasdist.cli.launch.start import log_file
@@ -35,7 +35,7 @@ def of_attempt(result: AttemptResult, spec: JobSpec, number: int) -> str:
     if result.signal is not None:
         lines.append(f"stopped by {signal.Signals(result.signal).name}")
     if result.grows:
-        lines.append("the workers have ended at a backup, for those that wait")
+        lines.append("the workers have ended at a backup, so that waiting workers can be added")
     elif result.preempted:
         lines.append("the job was preempted, and has backed up")
     elif result.cause is not None:
@@ -48,8 +48,8 @@ def of_attempt(result: AttemptResult, spec: JobSpec, number: int) -> str:
         if spec.logs is not None:
             log = log_file(spec.logs, number, cause.rank)
             lines.append(f"all of its output is in {log}")
-        if cause.exit_code == start.SSH_FAILED and spec.hosts:
-            lines.append("255 is also what ssh ends with where it cannot reach a host")
+        if cause.exit_code == supervisor.LOST and spec.hosts:
+            lines.append("ssh, too, ends with exit code 255, if it cannot reach a host")
     killed = [each.rank for each in result.endings if each.killed]
     lines += [f"worker {rank}/{total} {why_killed}, and was killed" for rank in killed[:NAMED]]
     if len(killed) > NAMED:
@@ -59,8 +59,8 @@ def of_attempt(result: AttemptResult, spec: JobSpec, number: int) -> str:
             f"warning: {total} workers ran, and none joined the job: if the script trains, each "
             "worker trained by itself, on all data, and the results are not one model. Make the "
             "strategy by kerasdist.MultiWorkerMirroredStrategy() or kerasdist.auto(), and the "
-            f"model in its scope. {kerasdist_variables.CLUSTER}=none says that they are "
-            "to be independent"
+            f"model in its scope. If they shall be independent, set {kerasdist_variables.CLUSTER}"
+            "=none"
         )
     return "\n".join(lines)
 

@@ -79,9 +79,6 @@ def for_another_machine(environ: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-SSH_FAILED = 255
-"""The exit code of ssh if it cannot reach a host."""
-
 # With BatchMode ssh fails instead of waiting for a password forever.
 # The other options end a connection that has been silent for half a minute.
 _SSH = (
@@ -92,16 +89,6 @@ _SSH = (
 
 # The supervisor starts in 20 ms, because it is run by its path, isolated and without site packages.
 SUPERVISOR_HERE = (sys.executable, "-I", "-S", supervisor.__file__)
-
-
-def supervisor_there(spec: JobSpec, host: str, path: str | None) -> list[str]:
-    """Returns the ssh command for a worker's supervisor on another machine.
-
-    That machine must have the same interpreter and the same folders, as for ``mpirun``. `path` is
-    ``PYTHONPATH`` there, by which Python finds the supervisor.
-    """
-    # -P keeps a module `signal` in the script's folder from being imported by the supervisor.
-    return by_ssh(host, (spec.command[0], "-P", "-m", supervisor.__name__), path)
 
 
 def by_ssh(host: str, words: Sequence[str], path: str | None) -> list[str]:
@@ -171,15 +158,19 @@ def run_on(hosts: Collection[str], words: Sequence[str], seconds: float) -> set[
 def supervised(
     spec: JobSpec, slot: Slot, variables: dict[str, str]
 ) -> tuple[Orders, Sequence[str]]:
-    """Returns the orders for a worker's supervisor, and the command that starts it."""
+    """Returns the orders for a worker's supervisor, and the command that starts it.
+
+    A host that is reached by ssh must have the same interpreter and folders, as for ``mpirun``.
+    """
     orders = orders_of(spec, slot, variables)
     if slot.host is None:
         return orders, SUPERVISOR_HERE
     orders["variables"] = for_another_machine(os.environ) | variables
     orders["gpus_of"] = slot.own_share[0]
     if slot.connection is None:
-        path = orders["variables"].get("PYTHONPATH")
-        return orders, supervisor_there(spec, slot.host, path)
+        # -P keeps a module `signal` in the script's folder from being imported by the supervisor.
+        command = (spec.command[0], "-P", "-m", supervisor.__name__)
+        return orders, by_ssh(slot.host, command, orders["variables"].get("PYTHONPATH"))
     # the machine has the secret, and the connection is not encrypted
     for name in (SECRET, SECRET_FILE):
         orders["variables"].pop(name, None)

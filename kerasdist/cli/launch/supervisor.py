@@ -41,7 +41,6 @@ import sys
 import threading
 import time
 from pathlib import Path
-from types import FrameType
 from typing import IO, NoReturn, TypedDict
 
 _PR_SET_PDEATHSIG = 1
@@ -56,7 +55,7 @@ ENDED = b"\x04"
 """Precedes a worker's exit code, which is the last byte that a joined machine sends."""
 
 LOST = 255
-"""The exit code of a worker whose machine is lost; ssh uses the same."""
+"""The exit code of a worker whose machine is lost, or cannot be reached; ssh uses the same."""
 
 APART = "kerasdist: this worker has ended without joining the job"
 """The last line of a supervisor whose worker ended well without joining the others."""
@@ -106,7 +105,7 @@ class Order(TypedDict):
 
 
 def follow_into_death() -> None:
-    """Makes the kernel end the worker if this supervisor is killed, which only Linux can."""
+    """Makes the kernel end this process, a worker, when its parent ends; works only on Linux."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
@@ -195,7 +194,7 @@ def end_if_stopped(worker: Worker, heartbeat: float) -> None:
         left = left - beat if state == b"T" else limit
     sys.stderr.write(
         f"kerasdist: this worker, process {worker.pid}, was stopped for {heartbeat:g} s "
-        "(KERASDIST_HEARTBEAT_TIMEOUT): it is ended\n"
+        "(KERASDIST_HEARTBEAT_TIMEOUT), so it is ended\n"
     )
     sys.stderr.flush()
     worker.send_signal(signal.SIGKILL)
@@ -230,10 +229,6 @@ def stand_in(connection: socket.socket) -> int:
     return text[1] if len(text) == 2 else LOST
 
 
-def pass_over(number: int, frame: FrameType | None) -> None:
-    """Ignores a signal."""
-
-
 def cores() -> int:
     """Returns how many cores this process may use."""
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
@@ -244,7 +239,7 @@ def main() -> int:
     # The launcher decides what these signals mean.
     # A function is set, and not SIG_IGN, because the worker would inherit SIG_IGN.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, pass_over)
+        signal.signal(number, lambda *_: None)
     orders: Orders = json.loads(sys.stdin.buffer.readline())
     command, inherited = orders["command"], orders["inherited"]
     os.environ.update(orders["variables"])

@@ -14,13 +14,11 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from io import FileIO
 from pathlib import Path
 from typing import IO, Protocol, TextIO, final
-
-from rich.console import Console
-from rich.text import Text
 
 from kerasdist.cli.launch import supervisor
 from kerasdist.cli.launch.spec import WorkerExit
@@ -41,15 +39,8 @@ REDRAW_SECONDS = 10.0
 class Screen:
     """The output of this process, to which all workers write whole lines."""
 
-    def __init__(self, *, is_scripts: bool = False) -> None:
-        """Makes the screen.
-
-        Args:
-            is_scripts: Whether this process also prints lines of its own, which must stay whole.
-        """
+    def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._is_scripts = is_scripts
-        self._console: Console | None = None
 
     def write(self, prefix: str, line: str, stream: TextIO, rank: int) -> None:
         """Writes a worker's line."""
@@ -63,28 +54,14 @@ class Screen:
         """Writes a message of the launcher itself to the error output."""
         self._put([f"[kerasdist] {line}" for line in text.splitlines()], sys.stderr)
 
-    @contextlib.contextmanager
-    def above(self, console: Console) -> Generator[None]:
-        """Writes output for a terminal above the live view that this console shows."""
-        self._console = console
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._console = None
-
     def _put(self, lines: list[str], stream: TextIO) -> None:
         # The output may lack a character, its reader may have ended, or the disk may be full.
         # Nothing may end this thread, because a worker blocks if its lines are not read.
         code = stream.encoding or "utf-8"
         with self._lock, contextlib.suppress(OSError, ValueError):
             text = "".join(f"{line}\n" for line in lines).encode(code, "backslashreplace")
-            if self._console is not None and stream.isatty():
-                shown = Text.from_ansi(text.decode(code).rstrip("\n"))
-                self._console.print(shown, soft_wrap=True)
-                return
-            if self._is_scripts and stream in (sys.__stdout__, sys.__stderr__):
-                while text:  # The stream is not used, because its buffer may have half a line.
+            if stream in (sys.__stdout__, sys.__stderr__):
+                while text:  # The stream's buffer may have half a line of a script's.
                     text = text[os.write(stream.fileno(), text) :]
                 return
             stream.write(text.decode(code))
@@ -92,37 +69,22 @@ class Screen:
 
 
 @final
-class LogFile:
-    """A worker's own file in the place of the screen."""
-
-    def __init__(self, path: Path) -> None:
-        self._file = path.open("wb", buffering=0)
-
-    def write(self, prefix: str, line: str, stream: TextIO, rank: int) -> None:
-        """Writes a line."""
-        with contextlib.suppress(OSError, ValueError):  # the disk is full, or the file is closed
-            self._file.write(f"{line}\n".encode())
-
-    def close(self) -> None:
-        """Closes the file."""
-        self._file.close()
-
-
-@final
 @dataclass
 class Pump:
-    """Moves a worker's output, line by line, to the screen, and keeps the last lines.
+    """Moves a worker's output, line by line, to the screen or a log, and keeps the last lines.
 
     Attributes:
-        screen: The destination of the lines.
-        prefix: The text before each line.
+        screen: The screen, to which the lines go if there is no log.
+        prefix: The text before each line on the screen.
         rank: The worker's number.
+        log: The file for the lines, without a buffer; None for the screen.
         told: A function for the reports within the output; None if there are no reports.
     """
 
-    screen: Screen | LogFile
+    screen: Screen
     prefix: str
     rank: int
+    log: FileIO | None = None
     told: Callable[[bytes], None] | None = None
 
     def __post_init__(self) -> None:
@@ -177,7 +139,11 @@ class Pump:
     def _put(self, line: bytes, stream: TextIO) -> None:
         text = line.decode(errors="replace")
         self._last.append(text)
-        self.screen.write(self.prefix, text, stream, self.rank)
+        if self.log is None:
+            self.screen.write(self.prefix, text, stream, self.rank)
+            return
+        with contextlib.suppress(OSError, ValueError):  # the disk is full, or the file is closed
+            self.log.write(f"{text}\n".encode())
 
 
 def _as_drawn(line: bytes) -> bytes:
@@ -280,8 +246,8 @@ class Worker:
         self._began = time.monotonic()
         self._ended = self._began
         self._stopped = self._killed = False
-        self._log = None if start.log is None else LogFile(start.log)
-        self._pump = Pump(self._log or screen, f"[{start.name}]", start.rank, start.told)
+        self._log = start.log and start.log.open("wb", buffering=0)
+        self._pump = Pump(screen, f"[{start.name}]", start.rank, self._log, start.told)
         own = start.connection
         self._process = subprocess.Popen(
             start.command,

@@ -48,12 +48,12 @@ def plan(
         Divided | None,
         option(
             "optimizer|full|auto",
-            "What replicas divide among them (default: as the script's strategy has it).",
+            "What the replicas shard (default: what the script's strategy says).",
         ),
     ] = None,
     offload: Annotated[
         Offload | None,
-        option("optimizer", "What the host holds (default: as the script's strategy has it)."),
+        option("optimizer", "What the host holds (default: what the script's strategy says)."),
     ] = None,
     step_time: Annotated[
         float | None,
@@ -65,7 +65,7 @@ def plan(
     ] = None,
     network_efficiency: Annotated[
         float,
-        option("PART", "Of the known rate between machines, or slices, what is reached.", min=0.01),
+        option("PART", "The fraction of the known rate of the network that is reached.", min=0.01),
     ] = 1.0,
     largest_batch: Annotated[
         bool, option(None, "Whether to look for the largest batch that fits.")
@@ -100,9 +100,9 @@ def plan(
     given = f"--sharding {sharding}" if sharding else f"--offload {offload}" if offload else ""
     if given and step.strategy is None:
         raise InputError(
-            "Expected a model made in a strategy's scope, which divides its state, or has the host "
-            f"hold it. Received: {given}, for a model made outside of any. Make it in "
-            "`with kd.MirroredStrategy().scope():`."
+            "Expected a model made in the scope of a strategy, which divides state or leaves "
+            f"it on the host. Received: {given}, for a model made outside of any scope. "
+            "Make the model in `with kd.MirroredStrategy().scope():`."
         )
     examples = planning.examples_of(ahead_of_time.examples_in(step.batch), target, batch_per_device)
     of_script = scripts.sharding_of(step.model)
@@ -126,7 +126,7 @@ def plan(
     if as_json:
         typer.echo(report.as_json(made))
     else:
-        report.show(made)
+        report.show(made, formatting.plain_console())
     if plot is not None and made.compiled.refused is None:
         report.plot(made, plot)
         _say(f"wrote {plot}")

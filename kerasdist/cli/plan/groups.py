@@ -90,18 +90,17 @@ def weight_groups(
 
     sizes: list[int] = []
     whole = 0
-    layer = last = ""
+    last = ""
     for variable in model.trainable_variables:
-        size, dtype = nbytes(variable), variable.dtype
+        size, layer = nbytes(variable), variable.path.rpartition("/")[0]
         if sharding.is_small(variable.shape):
             whole += size
             continue
-        joins = variable.path.rpartition("/")[0] == layer or sum(sizes[-1:]) + size <= limit
-        if sizes and dtype == last and joins:
+        if sizes and (layer == last or sizes[-1] + size <= limit):
             sizes[-1] += size
         else:
             sizes.append(size)
-        layer, last = variable.path.rpartition("/")[0], dtype
+        last = layer
     others = [*model.non_trainable_variables, *model.metrics_variables]
     slots = sum(
         nbytes(one) // (1 if sharding.is_small(one.shape) else workers)

@@ -340,7 +340,7 @@ def make_plan(
     # One device exchanges nothing, so it would not show how several devices scale.
     several = compiled if target.devices > 1 else compile_step(_smallest_group(target), batch)
     work = compiled.work
-    most = None if subject.examples is None else max(1, subject.examples // target.devices)
+    most = math.inf if subject.examples is None else max(1, subject.examples // target.devices)
     return Plan(
         subject=subject,
         target=target,
@@ -358,7 +358,7 @@ def _smallest_group(target: Target) -> Target:
 
 
 def largest_batch(
-    first: Compilation, target: Target, compile_step: Compile, most: int | None = None
+    first: Compilation, target: Target, compile_step: Compile, most: float = math.inf
 ) -> LargestBatch | None:
     """Returns the largest number of examples per device that fits; None if not even one does.
 
@@ -369,7 +369,7 @@ def largest_batch(
         first: The compilation of the plan.
         target: The devices of the plan.
         compile_step: Compiles the step.
-        most: The examples per device in all of the script's data; None if they are not known.
+        most: The examples per device in all of the script's data; infinity if they are not known.
     """
     limit = target.usable
     tried = [first]
@@ -381,26 +381,25 @@ def largest_batch(
     below = _largest_that_fits(tried, target)
     if below is None:
         return None
-    if most is not None and below.batch >= most:
+    if below.batch >= most:
         room = _at_the_limit(tried, limit) if len(tried) > 1 else None
         return LargestBatch(below.batch, "data", room)
     is_found = below.total >= _CLOSE * limit or _next_guess(tried, target, most) is None
     return LargestBatch(below.batch, "memory" if is_found else "search", None)
 
 
-def _next_guess(tried: Sequence[Compilation], target: Target, most: int | None) -> int | None:
+def _next_guess(tried: Sequence[Compilation], target: Target, most: float) -> int | None:
     """Returns for how many examples to compile next; None if the search is over."""
     limit, last = target.usable, tried[-1]
     below = _largest_that_fits(tried, target)
-    above = min((each.batch for each in tried if not fits(each, target)), default=None)
     lowest = below.batch + 1 if below else 1
-    highest = min((one for one in (above and above - 1, most) if one is not None), default=None)
-    if (below and below.total >= _CLOSE * limit) or (highest is not None and lowest > highest):
+    highest = min([most, *(each.batch - 1 for each in tried if not fits(each, target))])
+    if (below and below.total >= _CLOSE * limit) or lowest > highest:
         return None
     guess = _at_the_limit(tried, _AIM * limit)
     if guess is None:
         guess = last.batch // 2 if last.refused else last.batch * _GROWTH
-    within = max(lowest, guess if highest is None else min(guess, highest))
+    within = int(max(lowest, min(guess, highest)))
     return within if within == most else max(lowest, _rounded(within))
 
 

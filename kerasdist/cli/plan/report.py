@@ -24,9 +24,8 @@ _LIMITS = {
 }
 
 
-def show(plan: Plan, console: Console | None = None) -> None:
+def show(plan: Plan, console: Console) -> None:
     """Prints a plan for people."""
-    console = console or Console()
     target, subject, each = plan.target, plan.subject, plan.compiled.batch
     made = f"under {subject.strategy}" if subject.strategy else "without a strategy"
     if subject.sharding:
@@ -34,8 +33,7 @@ def show(plan: Plan, console: Console | None = None) -> None:
     console.print(
         f"{subject.script} on {target.devices} x {target.chip.title} ({target}), planned on JAX; "
         f"the model was made {made}, and has {subject.parameters:,} parameters. {each:,} examples "
-        f"a device, {each * target.devices:,} in a step.",
-        markup=False,
+        f"a device, {each * target.devices:,} in a step."
     )
     _show_memory(plan, console)
     if subject.sharding and subject.layout is not None:
@@ -45,16 +43,16 @@ def show(plan: Plan, console: Console | None = None) -> None:
         _show_torch(plan, console)
         _show_scaling(plan, console)
     for source in _sources(plan):
-        console.print(source, style="dim", markup=False, highlight=False)
+        console.print(source, style="dim", highlight=False)
 
 
 def _show_memory(plan: Plan, console: Console) -> None:
     need, have = plan.compiled.total, plan.target.usable
     verdict = "It fits" if plan.fits else "It does not fit"
     verdict += f": {size(need)} of {size(have)} a device."
-    console.print(verdict, style="bold green" if plan.fits else "bold red", markup=False)
+    console.print(verdict, style="bold green" if plan.fits else "bold red")
     if plan.largest_batch is not None:
-        console.print(_largest(plan.largest_batch, plan.subject), markup=False)
+        console.print(_largest(plan.largest_batch, plan.subject))
     shown = table("Memory of a device", ("kind", "bytes"), left=1)
     for kind, value in plan.compiled.memory.items():
         shown.add_row(kind, size(value))
@@ -64,8 +62,7 @@ def _show_memory(plan: Plan, console: Console) -> None:
             f"The host holds {size(plan.compiled.work.host_bytes)} for each device, "
             f"{size(plan.compiled.work.host_bytes * _devices_of_host(plan))} in all for the "
             "devices of a machine or slice. They come to the device and go back in each step, "
-            f"which takes at least {milliseconds(plan.step.host)}.",
-            markup=False,
+            f"which takes at least {milliseconds(plan.step.host)}."
         )
 
 
@@ -109,8 +106,7 @@ def _show_work(plan: Plan, console: Console) -> None:
     console.print(
         f"A step of a device: {flops / 1e9:,.1f} GFLOP ({kinds}), "
         f"{size(compiled.work.memory_bytes)} to and from its memory, "
-        f"{size(_bytes(compiled.collectives))} in collectives.",
-        markup=False,
+        f"{size(_bytes(compiled.collectives))} in collectives."
     )
     own = "measured on one device" if plan.measured else "of its own"
     estimate = f", XLA's estimate {milliseconds(step.estimate)}" if step.estimate else ""
@@ -119,7 +115,6 @@ def _show_work(plan: Plan, console: Console) -> None:
         f"units {milliseconds(step.compute)}, memory {milliseconds(step.memory)}{estimate}) and "
         f"{milliseconds(step.exposed)} of {milliseconds(step.network)} in collectives, which "
         f"nothing hides. What limits is {_LIMITS[step.limit]}.",
-        markup=False,
         style="bold",
     )
 
@@ -134,8 +129,7 @@ def _show_torch(plan: Plan, console: Console) -> None:
         f"keeps {size(groups.held)} of variables and gradients, and at most "
         f"{size(groups.gathered)} of gathered weights. A step takes at least "
         f"{milliseconds(step.total)}, {milliseconds(step.own + step.network)} if nothing overlaps, "
-        f"where a device computes as here.",
-        markup=False,
+        f"if a device computes as fast as on JAX."
     )
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import inspect
 import math
+import pkgutil
 import re
 import runpy
 import sys
@@ -98,10 +98,9 @@ def _no_step(script: str, what: str) -> InputError:
 
 def _run(script: str, arguments: Sequence[str]) -> None:
     sys.argv = [script, *arguments]
-    module, colon, function = script.partition(":")
-    if colon and not Path(script).exists():
+    if ":" in script and not Path(script).exists():
         sys.path.insert(0, str(Path.cwd()))
-        made = getattr(importlib.import_module(module), function)()
+        made = pkgutil.resolve_name(script)()
         if not isinstance(made, tuple) or len(made) != 2:
             raise InputError(
                 "Expected a function that returns a compiled model and a global batch. Received: "
@@ -235,7 +234,7 @@ def compiler(model: keras.Model, batch: object, report: Callable[[str], None]) -
     def compile_step(target: Target, examples: int) -> Compilation:
         if target.devices % logical:
             raise UnsupportedError(
-                f"Expected a number of devices that replicas of {logical} divide. Received: "
+                f"Expected a multiple of {logical} devices, as many as a replica has. Received: "
                 f"devices={target.devices} ({target}). Choose another target."
             )
         report(f"compiling for {target}, {examples} examples a device ...")
@@ -267,13 +266,15 @@ def _facts(
     flops = {kind: count / target.devices for kind, count in program.matmul_flops.items()}
     found = [_named(each, program, target) for each in collectives(compiled.text)]
     needed = _NEEDED.search(compiled.refused or "")
+    # XLA writes the size with a unit, such as 15.75G.
+    size = float(needed[1]) * 1024.0 ** " KMGT".index(needed[2] or " ") if needed else 0.0
     return Compilation(
         batch=examples,
         memory=memory,
         work=Work(flops, *device_work(compiled.text), host_bytes=program.host_bytes),
         collectives=found,
         refused=compiled.refused,
-        refused_bytes=_bytes(needed[1], needed[2]) if needed else 0.0,
+        refused_bytes=size,
     )
 
 
@@ -282,8 +283,3 @@ def _named(each: Collective, program: TrainingProgram, target: Target) -> Collec
     logical = program.logical_devices
     within = logical if 1 < logical < target.devices and each.devices == logical else 0
     return Collective(each.kind, each.bytes, within, each.overlap)
-
-
-def _bytes(number: str, unit: str) -> float:
-    """Returns the bytes of a size that XLA writes with a unit, such as 15.75 and G."""
-    return float(number) * 1024.0 ** " KMGT".index(unit or " ")

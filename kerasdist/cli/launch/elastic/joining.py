@@ -57,8 +57,8 @@ class Seats:
     def __init__(self, port: int, secret: bytes | None, screen: Screen) -> None:
         if secret is None:
             raise ClusterError(
-                f"Expected {SECRET} or {SECRET}_FILE, by which a machine that joins proves that it "
-                "may. Received: none of them. Set the same secret here and there."
+                f"Expected {SECRET} or {SECRET}_FILE, by which a machine proves that it may join. "
+                "Received: none of them. Set the same secret on this machine and on the other."
             )
         try:
             self._listener = socket.create_server(("", port), backlog=BACKLOG)
@@ -134,7 +134,7 @@ class Seats:
             self._machines.add(machine)
         if is_new:
             said = f"{host} has joined with {plural(count, 'worker')}"
-            self._screen.say(f"{said}, which the job takes in at its next backup, if it has room")
+            self._screen.say(f"{said}, which the job adds at its next backup, if it has room")
 
 
 def keep_alive(connection: socket.socket) -> None:
@@ -172,7 +172,7 @@ class Machine:
         if secret is None:
             raise ClusterError(
                 f"Expected {SECRET} or {SECRET}_FILE with the secret of the job. Received: none of "
-                "them. Set what the launcher of the job has."
+                "them. Set the secret that the launcher of the job has."
             )
         self._address = host, port
         self._credentials = Credentials(secret, OF_JOINERS)
@@ -192,7 +192,7 @@ class Machine:
         if isinstance(end, Exception):
             raise ClusterError(
                 f"Expected the launcher of a job at {self._address[0]}:{self._address[1]}. "
-                f"Received: {end}. Look whether the job goes on, and was started with --join-port."
+                f"Received: {end}. Check that the job runs, and was started with --join-port."
             ) from end
         return end
 

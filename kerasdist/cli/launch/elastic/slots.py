@@ -19,7 +19,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from typing import final
 
-from kerasdist.cli.launch import start
+from kerasdist.cli.launch import start, supervisor
 from kerasdist.cli.launch.elastic.joining import Seats
 from kerasdist.cli.launch.placement import Slot, listed, place
 from kerasdist.cli.launch.spec import AttemptResult, JobSpec
@@ -31,7 +31,7 @@ FAILURES = 2
 """A slot is left out after this number of failures without a backup between them."""
 
 AWAY_SECONDS = 600.0
-"""The seconds for which a slot is left out; each further failure doubles them."""
+"""The seconds for which a slot is left out; each further failure doubles this time."""
 
 WAIT_SECONDS = 600.0
 """The seconds for which a job with too few workers waits for hosts."""
@@ -125,7 +125,7 @@ class ElasticSlots:
         to_blame = to_blame or [each for each in endings if each.killed]
         for each in to_blame:
             slot = self._used[each.rank]
-            if each.exit_code == start.SSH_FAILED and slot.host is not None and not slot.machine:
+            if each.exit_code == supervisor.LOST and slot.host is not None and not slot.machine:
                 self._down.add(slot.host)  # its host is asked again before the next attempt
         if len(to_blame) == len(endings):
             return  # all have failed, so the script is to blame
@@ -185,7 +185,7 @@ class ElasticSlots:
         except queue.Empty:
             return
         if isinstance(event, Signalled):
-            raise ClusterError("The job was told to stop while it waited for workers.")
+            raise ClusterError("The job got a signal to stop while it waited for workers.")
 
     def _ask_beside(self) -> None:
         try:

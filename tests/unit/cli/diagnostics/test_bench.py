@@ -58,7 +58,7 @@ def test_the_notes():
     text = shown(Scaling("x", "jax", same, None))
     assert "no reference" in text
     assert "strong scaling" in " ".join(text.split())
-    assert "equal part of the cores" in text
+    assert "same number of cores" in text
     assert "steps/s" in shown(Scaling("x", "jax", [Row(1, measured(1, 1.0, batch=None))], None))
 
 

@@ -136,7 +136,7 @@ class TestOneMachine:
         assert "pip install json==1.0" in found.meaning
         [found] = machine.of_internals("jax", [there, there])
         assert found.verdict == "ok"
-        assert found.found.startswith("the 2 that kerasdist uses are in keras 3.")
+        assert found.found.startswith("all 2 that kerasdist uses exist in keras 3.")
 
     def test_internals_are_looked_at_in_a_process_with_the_framework(self, monkeypatch, tmp_path):
         monkeypatch.setenv("KERAS_BACKEND", "torch")

@@ -39,6 +39,13 @@ def test_who_is_believed_and_why():
     assert verdicts({**env.OWN, **env.TF_CONFIG})["TF_CONFIG"] == "agrees"
 
 
+def test_brackets_are_no_markup():
+    environ = {"KERASDIST_WORKERS": "[fe80::1]:4000,[fe80::2]:4000", "KERASDIST_RANK": "1"}
+    text = shown(environ)
+    assert "rank 0 is at [fe80::1]:5000" in text
+    assert "KERASDIST_WORKERS=[fe80::1]:4000,[fe80::2]:4000" in text
+
+
 @pytest.mark.parametrize(
     ("environ", "verdict"),
     [

@@ -14,7 +14,7 @@ from rich.console import Console
 from kerasdist.cli.launch import live
 from kerasdist.cli.launch.live import Board
 from kerasdist.cli.launch.placement import Slot
-from kerasdist.cli.launch.worker import LogFile, Pump, Screen
+from kerasdist.cli.launch.worker import Pump, Screen
 from kerasdist.job.launcher import Channel
 
 REPORT = {
@@ -42,9 +42,9 @@ def _write(file, lines):
 @pytest.mark.parametrize("kind", ["log", "screen"])
 def test_a_full_disk_blocks_no_worker(kind):
     """All that a worker writes is read, though no line finds room."""
-    with Path("/dev/full").open("w", encoding="utf-8") as full:
-        shown = LogFile(Path("/dev/full")) if kind == "log" else Screen()
-        pump = Pump(shown, "[worker 0/1]", 0)
+    device = Path("/dev/full")
+    with device.open("w", encoding="utf-8") as full, device.open("wb", buffering=0) as log:
+        pump = Pump(Screen(), "[worker 0/1]", 0, log if kind == "log" else None)
         reads, writes = os.pipe()
         pump.start(os.fdopen(reads, "rb"), full)
         lines = b"".join(b"line %d\n" % number for number in range(50_000))
@@ -53,18 +53,17 @@ def test_a_full_disk_blocks_no_worker(kind):
         worker.join(30)
         assert not worker.is_alive()
         assert pump.last_lines(time.monotonic() + 30)[-1] == "line 49999"
-        for file in (full, *vars(shown).values()):
-            with contextlib.suppress(OSError, AttributeError):
-                file.close()
+        with contextlib.suppress(OSError):
+            full.close()
 
 
 def test_a_full_disk_takes_no_state():
-    board_of({}, {}, folder=Path("/dev/full/logs")).write()
+    board_of({}, {}).write(Path("/dev/full/logs"))
 
 
-def board_of(*changes, folder=None, hosts=(None, None)):
+def board_of(*changes, hosts=(None, None)):
     slots = [Slot(host, rank, rank, len(hosts)) for rank, host in enumerate(hosts)]
-    board = Board(folder)
+    board = Board()
     board.begin_attempt(0, slots)
     for rank, change in enumerate(changes):
         if change is not None:

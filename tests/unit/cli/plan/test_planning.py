@@ -1,5 +1,7 @@
 """The search for the largest batch, with a compiler that is a formula."""
 
+import math
+
 import pytest
 
 from kerasdist.cli.plan import planning
@@ -29,7 +31,7 @@ def compiler(constant, each, refuses_above=None, hidden=0.0, is_told=True):
     return compile_step, tried
 
 
-def largest(target, compile_step, start, most=None):
+def largest(target, compile_step, start, most=math.inf):
     return planning.largest_batch(compile_step(target, start), target, compile_step, most)
 
 
