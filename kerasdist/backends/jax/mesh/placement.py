@@ -74,6 +74,7 @@ class Placement:
         whole: The sharding of an array that every device holds.
         rows: The sharding of an array whose first axis is sharded over the replicas.
         devices: The devices on which programs run.
+        host: The host as a device; the first device if JAX has no CPU device.
         keeps_state: Whether variables keep the arrays that programs take and return.
         after_launch: A function that limits how far the host runs ahead of the devices. It is
             called with the outputs, the state and the number of steps of each program.
@@ -94,9 +95,8 @@ class Placement:
         self.devices = tuple(layout.mesh.devices.flat)
         self.begin_step = begin_step
         # A variable that will be cut may be too large for one accelerator, so the host makes it.
-        cut = layout.splits.logical_devices > 1
-        first = _host_or(layout.local[0]) if cut else layout.local[0]
-        self._home = home or first
+        self.host = _host_or(layout.local[0])
+        self._home = home or (self.host if layout.splits.logical_devices > 1 else layout.local[0])
         on_cpu = layout.local[0].platform == "cpu"
         if on_cpu:
             self.after_launch = _wait_sometimes
