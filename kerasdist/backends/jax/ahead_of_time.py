@@ -101,7 +101,7 @@ def training_program(model: Any, batch: Any, layout: Layout) -> TrainingProgram:
     placement = Placement(layout)
     function = StepFunction(model, model.train_step, placement)
     specs = tuple(state.values())
-    traced = function.compiled.program(specs, batch).trace(specs, batch)
+    traced = function.compiled.program(specs, [batch]).trace(specs, [batch])
     entry = layout.entry(jax.tree.leaves(batch))
     return TrainingProgram(
         lowered=traced.lower(),

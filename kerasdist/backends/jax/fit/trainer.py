@@ -223,7 +223,7 @@ class JaxTrainer(ReplicatedTrainer):
             nonlocal run
             if self.most_rows is not None:  # for other rows in a pass, steps are traced again
                 run = make()
-            needed = run.compiled.bytes_needed(state, replicas.arrays.batch(batch))
+            needed = run.compiled.bytes_needed(state, [replicas.arrays.batch(batch)])
             free = replicas.free_bytes()
             if free is not None and needed > free:
                 raise jax.errors.JaxRuntimeError(

@@ -195,31 +195,31 @@ class WorkerPlacement(Placement):
         self.record("of operations of an eager step of", _shapes(batch))
 
     def launch(
-        self, program: Any, state: Any, batch: Any, seen: dict[Hashable, str], steps: int
+        self, program: Any, state: Any, batches: Sequence[Any], seen: dict[Hashable, str]
     ) -> tuple[Any, Any]:
         """Runs a program; workers compare only their first programs."""
-        form: Hashable = _shapes(batch)
-        if steps > 1:
+        form: Hashable = _shapes(batches[0])
+        if len(batches) > 1:
             # All are recorded first, since a worker with different batches runs single steps.
-            form = f"{_shapes(batch[0])}, {steps} steps at once"
+            form = f"{form}, {len(batches)} steps at once"
         if not seen:
             self._note_shapes(form)
-            seen[form] = self.compare(program, state, batch)
+            seen[form] = self.compare(program, state, batches)
         else:
             if form not in seen:
                 # The program is not compared at once, because other workers may run another program
                 # now, if their batches have another shape.
-                seen[form] = results.digest_of(program.lower(state, batch).as_text())
+                seen[form] = results.digest_of(program.lower(state, batches).as_text())
             is_compared = form == next(iter(seen))
             self._note_shapes(form if is_compared else f"{form} program {seen[form][:12]}")
-        for _ in range(1, steps):
+        for _ in batches[1:]:
             self._note_shapes(form)
         self.record(seen[form][:12], "of a step of", form)
 
         def result(leaf: object) -> Any:
             return self._collected(leaf) if isinstance(leaf, _Rows) else local_copy(leaf)
 
-        outputs, new = super().launch(program, state, batch, seen, steps)
+        outputs, new = super().launch(program, state, batches, seen)
         return jax.tree.map(result, outputs, is_leaf=lambda leaf: isinstance(leaf, _Rows)), new
 
     def compare(self, program: Any, *arguments: object) -> str:
