@@ -118,30 +118,31 @@ class JaxTrainer(ReplicatedTrainer):
 
     def make_train_function(self, original: Original, force: bool = False) -> None:
         """Makes the function that `fit` calls."""
-        model = self.model
-        self._begin()
-        if model.train_function is None or force:
-            model.train_function = self._function(model.train_step, TRAIN_STATE, is_measured=True)
+        step = self.model.train_step
+        self._make("train_function", step, TRAIN_STATE, force, is_measured=True)
 
     def make_test_function(self, original: Original, force: bool = False) -> None:
         """Makes the function that `evaluate` calls."""
-        self._begin()
-        if self.model.test_function is None or force:
-            self.model.test_function = self._function(self.model.test_step, _TEST_STATE)
+        self._make("test_function", self.model.test_step, _TEST_STATE, force)
 
     def make_predict_function(self, original: Original, force: bool = False) -> Callable[..., Any]:
         """Makes the function that `predict` calls, and returns it."""
-        model = self.model
 
         def predict_step(state: Any, batch: Any) -> tuple[Any, Any]:
-            outputs, non_trainable_variables = model.predict_step(state, batch)
+            outputs, non_trainable_variables = self.model.predict_step(state, batch)
             return outputs, (state[0], non_trainable_variables)
 
+        made = "predict_function", predict_step, _PREDICT_STATE
+        self._make(*made, force, keeps_outputs=True)
+        return self.model.predict_function
+
+    def _make(
+        self, attribute: str, step: Step, names: tuple[str, ...], force: bool, **how: bool
+    ) -> None:
+        """Makes a function for an attribute of the model, which may have one already."""
         self._begin()
-        if model.predict_function is None or force:
-            function = self._function(predict_step, _PREDICT_STATE, keeps_outputs=True)
-            model.predict_function = function
-        return model.predict_function
+        if getattr(self.model, attribute) is None or force:
+            setattr(self.model, attribute, self._function(step, names, **how))
 
     def build_symbolically(self, original: Original, *args: object, **kwargs: object) -> None:
         """Puts the values of an outer call back into the variables, then builds unbuilt layers."""
@@ -186,7 +187,13 @@ class JaxTrainer(ReplicatedTrainer):
             nonlocal run
             meter = current.meter if is_measured else None
             batches: Any = map(take, iterator) if is_held else iterator
-            batches = batches if meter is None else metering.Counting(batches)
+            rows: list[int] = []  # of each batch, once the steps have taken it
+
+            def counted(batch: object) -> object:
+                rows.append(metering.rows_of(batch))
+                return batch
+
+            batches = batches if meter is None else map(counted, batches)
             try:
                 self.replicas.begin_step()
                 given = batches
@@ -203,7 +210,7 @@ class JaxTrainer(ReplicatedTrainer):
                     model.jax_state_sync()
                 raise
             if meter is not None:
-                meter.done(batches.count, batches.rows, outputs)
+                meter.done(len(rows), sum(rows), outputs)
             return outputs, new
 
         return function
