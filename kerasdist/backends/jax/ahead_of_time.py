@@ -237,9 +237,9 @@ class PlanningBackend(JaxBackend):
         sharding = self._sharding or options.sharding
         if isinstance(sharding, Sharding) and sharding.within is not None:
             raise UnsupportedError(
-                "Expected a sharding without `within` in a plan, which does not know what sums of "
-                f"shards between machines take. Received: sharding={sharding}. Leave out `within`, "
-                "and plan for the devices of one machine: on several each holds as much."
+                "Expected a sharding without `within` in a plan, which cannot predict how long "
+                f"machines take to add up shards. Received: sharding={sharding}. Leave out "
+                "`within`, and plan for one machine: with several, a device holds as much."
             )
         offload = (self._offload or options.offload) is not None
         options = dataclasses.replace(options, check="off", parameter_device=None, offload=None)

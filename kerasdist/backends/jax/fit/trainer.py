@@ -160,7 +160,7 @@ class JaxTrainer(ReplicatedTrainer):
         return UnsupportedError(
             "Expected one call of fit, evaluate or predict of a model at a time: on JAX its steps "
             f"take the values out of the variables. Received: model={self.model.name!r}, whose "
-            "steps run in two threads. Give one thread a model of its own, and that the weights: "
+            "steps run in two threads. Give one thread a model of its own with the same weights: "
             "other.set_weights(model.get_weights())."
         )
 
@@ -291,7 +291,7 @@ class JaxTrainer(ReplicatedTrainer):
             raise StateLostError(
                 "Expected a value of a variable. Received: "
                 f"variable={variable.path!r} of model={self.model.name!r}, whose last step failed "
-                "on the devices, after they had taken the state to write over it. Load a "
+                "on the devices, after it had begun to overwrite the state. Load a "
                 "checkpoint (model.load_weights), or start again with "
                 "kerasdist.callbacks.BackupAndRestore, which goes on from the last backup."
             )

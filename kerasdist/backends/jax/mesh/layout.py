@@ -198,7 +198,7 @@ class OverReplicas:
             f"{self._replicas} replicas, which divide {share:.0%} of the bytes of its large "
             f"variables; the others, such as {first.path!r} of shape {tuple(first.shape)}, have no "
             "dimension that this number divides, and are whole on each replica. Choose a number "
-            f"that divides a dimension (here {fits[-1]}), or a dimension for the number."
+            f"that divides a dimension (here {fits[-1]}), or a dimension that the number divides."
         )
 
     def update_spec(self, weight: keras.Variable) -> PartitionSpec:
@@ -443,7 +443,7 @@ def layout_of_step() -> Layout | None:
 
 
 def _check_hosts(replicas: int, hosts: int) -> int:
-    """Returns how many replicas a machine has, if all machines have equally many."""
+    """Returns how many replicas each machine has; refuses machines with one device each."""
     if hosts == replicas > 1:
         raise UnsupportedError(
             "Expected several devices on each machine, to shard state within a machine. Received: "

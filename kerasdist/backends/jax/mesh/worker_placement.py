@@ -65,7 +65,7 @@ class WorkerPlacement(Placement):
         begin_step: Callable[[], None],
         note_batch: Callable[[Hashable], None],
     ) -> None:
-        """Stores a function to call before each user program, and one to note shapes of batches."""
+        """Stores functions that are called before each user program, and with batches' shapes."""
         super().__init__(layout, begin_step)
         self._job = job
         self._note_shapes = note_batch
@@ -111,7 +111,7 @@ class WorkerPlacement(Placement):
         return local_copy(self._resharded(array, self.whole) if is_sharded(array) else array)
 
     def _resharded(self, array: jax.Array, sharding: Sharding) -> jax.Array:
-        self.record("that shards anew", array.dtype, array.shape)
+        self.record("that shards again", array.dtype, array.shape)
         return _sharded_as(sharding)(array)
 
     def record(self, *what: object) -> None:
@@ -176,7 +176,7 @@ class WorkerPlacement(Placement):
         return np.concatenate(results, axis=-1)
 
     def chosen(self, numbers: Any) -> Any:
-        """Returns the numbers of this worker's rows of a batch; all if it is not divided evenly."""
+        """Returns this worker's part of the numbers of a batch's rows; if uneven, all numbers."""
         share, rest = divmod(len(numbers), self.layout.replicas)
         here = self.layout.local_replicas
         return numbers if rest else numbers[here.start * share : here.stop * share]
@@ -200,7 +200,7 @@ class WorkerPlacement(Placement):
         """Runs a program; workers compare only their first programs."""
         form: Hashable = _shapes(batches[0])
         if len(batches) > 1:
-            # All are recorded first, since a worker with different batches runs single steps.
+            # Noted before any step runs, because a worker with other batches runs single steps.
             form = f"{form}, {len(batches)} steps at once"
         if not seen:
             self._note_shapes(form)
