@@ -59,18 +59,14 @@ class StepFunction:
             taken = list(map(self._arrays.copy_batch, batches))
             outputs, state, batches = self._take_in_loop(state, taken)
         for batch in batches:
-            last, state = self._launched(state, [batch])
+            last, state = self._take(state, [self._arrays.batch(batch)])
+            self._arrays.after_launch(last, state)
             outputs += last
         if not outputs:
             raise StopIteration
         if len(outputs) == 1 or not self._keeps_outputs:
             return outputs[-1], state
         return jax.tree.map(lambda *parts: np.concatenate(parts), *outputs), state
-
-    def _launched(self, state: object, batches: Sequence[object]) -> tuple[list[object], object]:
-        outputs, state = self._take(state, list(map(self._arrays.batch, batches)))
-        self._arrays.after_launch(outputs, state, len(batches))
-        return outputs, state
 
     def _take_in_loop(
         self, state: object, batches: Sequence[object]
@@ -81,10 +77,11 @@ class StepFunction:
         if len(batches) < self._steps or count < max(self._steps - 1, 2):
             return [], state, batches
         try:
-            outputs, state = self._launched(state, batches[:count])
+            outputs, state = self._take(state, list(map(self._arrays.batch, batches[:count])))
         except OtherStateError:
             self._loops = False
             return [], state, batches
+        self._arrays.after_launch(outputs, state, count)
         return outputs, state, batches[count:]
 
     # JAX traces the following methods, or runs them operation by operation.

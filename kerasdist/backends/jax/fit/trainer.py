@@ -118,8 +118,7 @@ class JaxTrainer(ReplicatedTrainer):
 
     def make_train_function(self, original: Original, force: bool = False) -> None:
         """Makes the function that `fit` calls."""
-        step = self.model.train_step
-        self._make("train_function", step, TRAIN_STATE, force, is_measured=True)
+        self._make("train_function", self.model.train_step, TRAIN_STATE, force, is_measured=True)
 
     def make_test_function(self, original: Original, force: bool = False) -> None:
         """Makes the function that `evaluate` calls."""
@@ -132,17 +131,8 @@ class JaxTrainer(ReplicatedTrainer):
             outputs, non_trainable_variables = self.model.predict_step(state, batch)
             return outputs, (state[0], non_trainable_variables)
 
-        made = "predict_function", predict_step, _PREDICT_STATE
-        self._make(*made, force, keeps_outputs=True)
+        self._make("predict_function", predict_step, _PREDICT_STATE, force, keeps_outputs=True)
         return self.model.predict_function
-
-    def _make(
-        self, attribute: str, step: Step, names: tuple[str, ...], force: bool, **how: bool
-    ) -> None:
-        """Makes a function for an attribute of the model, which may have one already."""
-        self._begin()
-        if getattr(self.model, attribute) is None or force:
-            setattr(self.model, attribute, self._function(step, names, **how))
 
     def build_symbolically(self, original: Original, *args: object, **kwargs: object) -> None:
         """Puts the values of an outer call back into the variables, then builds unbuilt layers."""
@@ -164,15 +154,21 @@ class JaxTrainer(ReplicatedTrainer):
             "other.set_weights(model.get_weights())."
         )
 
-    def _function(
+    def _make(
         self,
+        attribute: str,
         step: Step,
         names: tuple[str, ...],
+        force: bool,
         *,
         keeps_outputs: bool = False,
         is_measured: bool = False,
-    ) -> Callable[..., Any]:
+    ) -> None:
+        """Makes the function that is an attribute of the model, unless the model has it already."""
         model = self.model
+        self._begin()
+        if getattr(model, attribute) is not None and not force:
+            return
         if self.replicas.num_replicas > 1:
             prepare(model, self.strategy)  # its metrics in a custom loop
         arrays = self.replicas.arrays
@@ -181,12 +177,10 @@ class JaxTrainer(ReplicatedTrainer):
         finds_rows = is_measured and config.most_examples_at_once() == "auto"
         finds_rows = finds_rows and model.jit_compile and not model.run_eagerly
 
-        is_held = self.replicas.job is not None
-
         def function(state: Any, iterator: Iterator[Any]) -> tuple[Any, Any]:
             nonlocal run
             meter = current.meter if is_measured else None
-            batches: Any = map(take, iterator) if is_held else iterator
+            batches: Any = iterator if self.replicas.job is None else map(take, iterator)
             rows: list[int] = []  # of each batch, once the steps have taken it
 
             def counted(batch: object) -> object:
@@ -196,10 +190,9 @@ class JaxTrainer(ReplicatedTrainer):
             batches = batches if meter is None else map(counted, batches)
             try:
                 self.replicas.begin_step()
-                given = batches
                 if finds_rows:
-                    run, given = self._with_rows_found(make, run, state, batches)
-                outputs, new = run(state, given)
+                    run, batches = self._with_rows_found(make, run, state, batches)
+                outputs, new = run(state, batches)
             except BaseException:
                 # Keras has taken the values out of the variables for the time of the step. After an
                 # error they must be put back, or variables would be initialized again. But a step
@@ -213,7 +206,7 @@ class JaxTrainer(ReplicatedTrainer):
                 meter.done(len(rows), sum(rows), outputs)
             return outputs, new
 
-        return function
+        setattr(model, attribute, function)
 
     def _with_rows_found(
         self, make: Callable[[], StepFunction], run: StepFunction, state: Any, batches: Any

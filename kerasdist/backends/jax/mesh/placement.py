@@ -271,9 +271,10 @@ class CentralPlacement(Placement):
         """Copies variables' values to every device of the mesh."""
         return jax.device_put(arrays, self.layout.of_variables(variables))
 
-    def leave(self, arrays: list[jax.Array]) -> list[jax.Array]:
+    def leave(self, arrays: Any) -> Any:
         """Moves variables' new values to the device of the variables."""
-        return jax.device_put([one.addressable_data(0) for one in arrays], self._there)
+        here = jax.tree.map(lambda one: one.addressable_data(0), arrays)
+        return jax.device_put(here, self._there)
 
     def launch(
         self, program: Any, state: Any, batches: Sequence[Any], seen: dict[Hashable, str]
@@ -281,8 +282,7 @@ class CentralPlacement(Placement):
         """Runs a program, whose state is on the mesh only while it runs."""
         state = jax.device_put(state, self.whole)
         outputs, new = super().launch(program, state, batches, seen)
-        leaves, structure = jax.tree.flatten(new)
-        return outputs, jax.tree.unflatten(structure, self.leave(leaves))
+        return outputs, self.leave(new)
 
 
 @final
