@@ -23,6 +23,9 @@ class StepFunction:
 
     If steps are compiled, and an execution has all its batches, of equal shapes, the steps are one
     program; a smaller last batch has a program of its own. Otherwise each step runs by itself.
+
+    Attributes:
+        compiled: The step as programs.
     """
 
     def __init__(
@@ -37,9 +40,6 @@ class StepFunction:
             arrays: The placement on which the step runs.
             keeps_outputs: Whether an execution returns the outputs of all its steps, one after
                 another, and not only those of the last step.
-
-        Attributes:
-            compiled: The step as programs.
         """
         self._arrays = arrays
         self._steps: int = model.steps_per_execution
