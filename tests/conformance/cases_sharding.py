@@ -351,7 +351,7 @@ def layout_map(lab):
     with lab.raises(ValueError, r"Received: key='.\*uq/kernel'.*nearest paths are .*up/kernel"):
         model.predict(x, verbose=0)
     layouts[".*odd"] = ("model",)
-    with strategy.scope(), lab.raises(ValueError, "Expected an axis.*Received: layout=.*odd"):
+    with strategy.scope(), lab.raises(ValueError, "for each axis.*Received: layout=.*odd"):
         keras.Variable("zeros", shape=(3,), name="odd")
     flat = keras.distribution.DeviceMesh((4,), ("model",), lab.devices)
     with lab.raises(ValueError, "first axis.*Received: sharding=LayoutMap"):

@@ -272,8 +272,8 @@ class ReplicaSet(abc.ABC):
             devices: Devices of this machine, each at most once.
             options: How to compute.
             job: The job of this process, if other workers hold replicas too.
-            count_begun: Returns how many batches have been read so far, if only a compiled graph
-                can count them.
+            count_begun: A function that returns how many batches have been read so far; given if
+                a compiled graph reads them, so that no Python code can count them.
         """
         self.devices = tuple(devices)
         home = options.parameter_device
@@ -431,11 +431,13 @@ class CheckpointFormat(abc.ABC):
         """
 
     def lacking(self, path: str, wanted: Mapping[Key, str]) -> list[str]:
-        """Returns what arrays lack, if the files' sizes say so; on JAX they do not.
+        """Describes the arrays whose values are missing, as the sizes of the files show.
+
+        Returns nothing on JAX, where the sizes do not show it.
 
         Args:
-            path: The folder with the arrays, or its address.
-            wanted: The paths of variables by the arrays that they need.
+            path: The folder with the arrays, as a path or a URL.
+            wanted: By an array's key: the path of the variable that gets the array.
         """
         return []
 

@@ -26,7 +26,8 @@ import numpy as np
 
 from kerasdist import keras_compat
 
-# The limits: all replicas see the changes of larger containers and arrays, or of further places.
+# The limits. Changes to larger containers and arrays, or to more places, are not kept apart: all
+# replicas see them.
 _MOST_ENTRIES = 4096
 _MOST_BYTES = 1 << 16
 _MOST_PLACES = 4096
@@ -251,7 +252,8 @@ class KeptState:
     def end(self, *, is_last: bool = False) -> None:
         """Ends the step; the changes of the first replica stay for the code after the step.
 
-        With `is_last` all is forgotten then, because traced functions would keep it in memory.
+        With `is_last` all places are forgotten, because a traced function, which keeps this object,
+        would keep them in memory.
         """
         first = self._own[0] if self._own else {}
         self.put_back(first)
@@ -379,7 +381,7 @@ def _attributes_of_keras() -> frozenset[str]:
 
 
 def _is_made(value: Any) -> bool:
-    """Returns whether a value holds what all replicas share: a layer, a variable, a function."""
+    """Returns whether a value holds an object that replicas share: layer, variable, function."""
     return _holds(value, _is_function_or_variable)
 
 

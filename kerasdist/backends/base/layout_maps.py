@@ -18,7 +18,8 @@ class MapReader:
         self._map = layout_map
         self._sizes = sizes
         self._paths: set[str] = set()  # paths of all weights that were looked up
-        # Those of layers' outputs, from the first step: what was found, of how many paths and keys.
+        # By the path of a layer's output, from the first step on: how many paths of weights and
+        # keys there were at the look-up, and the axes that were found.
         self._outputs: dict[str, tuple[tuple[int, int], list[str | None] | None]] = {}
         self._looked_through = 0, 0, 0  # the numbers of paths and keys at the last check
 
@@ -36,9 +37,9 @@ class MapReader:
                 raise ValueError(
                     "Expected each key of the LayoutMap to be the path of a variable, or of a "
                     "layer's output, such as 'sequential/dense/output', or a regular expression "
-                    f"for all of one. Received: key={key!r}, which no variable has that was made "
-                    f"so far, and no output; the nearest paths are {', '.join(near)}. Correct the "
-                    "key, leave it out, or make the model that it is for before the first step."
+                    f"that matches such paths. Received: key={key!r}, which no variable has that "
+                    f"was made so far, and no output; the nearest paths are {', '.join(near)}. "
+                    "Correct the key, leave it out, or make its model before the first step."
                 )
         self._looked_through = there
 
@@ -70,8 +71,8 @@ class MapReader:
             size % count for size, count in zip(shape, counts, strict=True)
         ):
             raise ValueError(
-                "Expected an axis of the mesh, or None, for each axis of the variable, which must "
-                f"divide it evenly. Received: layout={layout.axes} for the variable "
+                "Expected, for each axis of the variable, None or an axis of the mesh whose size "
+                f"divides it evenly. Received: layout={layout.axes} for the variable "
                 f"{weight.path!r} of shape {shape}, on a mesh of {dict(self._sizes)}. Change the "
                 "LayoutMap."
             )

@@ -94,8 +94,7 @@ class Window:
         self._rows: list[np.ndarray[Any, Any]] = []
 
     def add(self, seconds: float, steps: int, samples: int | None, measured: Any) -> None:
-        """Adds a call of the train function."""
-        self._seconds += seconds
+        """Adds a call of the train function, whose time was added before."""
         self._calls.extend((seconds, steps, math.nan if samples is None else samples))
         if measured is not None:
             self._measured.append(measured)
@@ -104,8 +103,8 @@ class Window:
         if self._seconds >= self._every:
             self._listener(self)
 
-    def add_waits(self, seconds: float, data: float, collectives: float) -> None:
-        """Adds time before a pause, and how long the host waited for data and in collectives."""
+    def add_time(self, seconds: float, data: float, collectives: float) -> None:
+        """Adds time, and how much of it the host waited for data and in collectives."""
         self._seconds += seconds
         self._data += data
         self._collectives += collectives
@@ -206,9 +205,16 @@ class Meter(keras.callbacks.Callback):
         if current.meter is not self:
             return
         current.meter = None
-        seconds = time.perf_counter() - self._last
+        self._add_time()
+
+    def _add_time(self) -> float:
+        """Adds the time since the last call of this method to each window; returns it."""
+        now = time.perf_counter()
+        seconds, self._last = now - self._last, now
         for window in self._windows:
-            window.add_waits(seconds, self._data, self._collectives)
+            window.add_time(seconds, self._data, self._collectives)
+        self._data = self._collectives = 0.0
+        return seconds
 
     def done(self, steps: int, samples: int | None, logs: Any = None, measured: Any = None) -> None:
         """Records a call of the train function that has returned `logs`.
@@ -217,17 +223,13 @@ class Meter(keras.callbacks.Callback):
         replaced by `measured`, if given: a tensor of samples, steps, and seconds of waiting for
         batches, which the framework has measured.
         """
-        now = time.perf_counter()
-        seconds, self._last = now - self._last, now
-        data, collectives = self._data, self._collectives
-        self._data = self._collectives = 0.0
+        seconds = self._add_time()
         self.steps += steps
         self.logs = logs
         self._calls += 1
         if samples is None:
             steps, samples = self._described(steps)
         for window in self._windows:
-            window.add_waits(0.0, data, collectives)
             window.add(seconds, steps, samples, measured)
         for watcher in self._watchers:
             watcher(self.steps)
@@ -288,24 +290,6 @@ def rows_of(batch: object) -> int:
     if isinstance(batch, WorkerShard):
         return batch.total
     return next((leaf.shape[0] for leaf in arrays(batch)), 0)
-
-
-@final
-class Counting:
-    """An iterator that counts the batches that a train function takes from it, and their rows."""
-
-    def __init__(self, batches: Iterator[Any]) -> None:
-        self._batches = batches
-        self.count = self.rows = 0
-
-    def __iter__(self) -> Counting:
-        return self
-
-    def __next__(self) -> Any:
-        batch = next(self._batches)
-        self.count += 1
-        self.rows += rows_of(batch)
-        return batch
 
 
 @final

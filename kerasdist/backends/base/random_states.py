@@ -117,10 +117,10 @@ def _states_for_all(everyone: list[dict[str, str]]) -> list[Any] | None:
 def _warn_once(who: str, libraries: str, ranks: str) -> None:
     warn_user(
         f"{who} Expected all workers to be seeded alike, and to draw as many random numbers. "
-        f"Received: other states of {libraries} on {ranks} than on worker 0. All go on with those "
-        "of worker 0, so that they shuffle data in the same order. Call "
-        "keras.utils.set_random_seed with the same number on all workers; what one worker draws "
-        "alone, it should draw from a generator of its own (numpy.random.default_rng)."
+        f"Received: other states of {libraries} on {ranks} than on worker 0. All workers continue "
+        "with the states of worker 0, so that they shuffle data in the same order. Call "
+        "keras.utils.set_random_seed with the same number on all workers; where one worker draws "
+        "alone, give it a generator of its own (numpy.random.default_rng)."
     )
 
 

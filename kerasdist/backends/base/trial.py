@@ -214,7 +214,7 @@ class Trial(keras.StatelessScope, abc.ABC):
 
 
 class MemoryTrial(Trial, abc.ABC):
-    """A trial that needs the memory of a training step, but copies and updates no variable."""
+    """A trial that takes as much memory as a training step, but updates no variable."""
 
     makes_passes = True
 
@@ -237,5 +237,7 @@ class MemoryTrial(Trial, abc.ABC):
 
 
 class _Unrepeated:
+    """Draws of a step that no other step repeats."""
+
     def draw(self, name: str, draw: Callable[[], Any], given: Any) -> Any:
         return draw()

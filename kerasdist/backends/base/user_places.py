@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import dis
 import functools
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dis import opmap
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, final
 
@@ -148,9 +148,6 @@ class _Code:
 def _assigned(code: CodeType) -> Iterator[str]:
     """Yields the names of globals and attributes that code assigns to."""
     for one in codes_in(code):
-        high = 0
-        for operation, low in zip(one.co_code[::2], one.co_code[1::2], strict=True):
-            number = high | low
-            high = number << 8 if operation == opmap["EXTENDED_ARG"] else 0
-            if operation in {opmap["STORE_GLOBAL"], opmap["STORE_ATTR"]}:
-                yield one.co_names[number]
+        for instruction in dis.get_instructions(one):
+            if instruction.opname in ("STORE_GLOBAL", "STORE_ATTR"):
+                yield instruction.argval

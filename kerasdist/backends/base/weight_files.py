@@ -1,4 +1,4 @@
-"""Compares a weight file with a sharded model first: a file that does not fit changes no weight."""
+"""Compares a weight file with a sharded model before loading: if it misfits, no weight changes."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def _compare(
         raise ValueError(
             f"Expected a file with all weights of model={model.name!r}, in their shapes. Received: "
             f"filepath={file!r}, which does not fit {first_of(wrong)}. No weight "
-            "has changed. Make the model as the one that was saved, or load what fits by "
+            "has changed. Make the same model as the one that was saved, or load what fits with "
             "skip_mismatch=True."
         ) from failure
     if failure is not None:

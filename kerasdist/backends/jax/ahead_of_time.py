@@ -15,6 +15,7 @@ from kerasdist.backends.jax.internals import GET_TOPOLOGY
 from kerasdist.backends.jax.loops import normalization
 from kerasdist.backends.jax.loops.replicas import JaxReplicaSet
 from kerasdist.backends.jax.mesh import host_memory, sharded_state
+from kerasdist.backends.jax.mesh.arrays import HOST
 from kerasdist.backends.jax.mesh.layout import Layout, note_all
 from kerasdist.backends.jax.mesh.placement import Placement
 from kerasdist.core.devices import Device
@@ -83,17 +84,13 @@ def training_program(model: Any, batch: Any, layout: Layout) -> TrainingProgram:
     normalization.install()
     if layout.shards_state:
         sharded_state.install()
-    variables = _variables(model)
-    state = {name: _specs(each, layout) for name, each in variables.items()}
-    owned = {
-        name: [
-            _bytes_of(one, one.sharding) * (not layout.offloads(variable))
-            for one, variable in zip(state[name], variables[name], strict=True)
-        ]
-        for name in state
+    state = {name: _specs(each, layout) for name, each in _variables(model).items()}
+    held = {
+        name: sum(_bytes_of(one, one.sharding) for one in each if one.sharding.memory_kind != HOST)
+        for name, each in state.items()
     }
     own = [_bytes_of(one, one.sharding) for one in state["optimizer"]]
-    host_bytes = sum(own) - sum(owned["optimizer"])
+    host_bytes = sum(own) - held["optimizer"]
     copied = 0
     if layout.mesh.devices.flat[0].platform != "tpu":
         copied = min(host_bytes, 2 * max(host_memory.GROUP_BYTES, 2 * max(own, default=0)))
@@ -101,12 +98,12 @@ def training_program(model: Any, batch: Any, layout: Layout) -> TrainingProgram:
     placement = Placement(layout)
     function = StepFunction(model, model.train_step, placement)
     specs = tuple(state.values())
-    traced = function.compiled.program(specs, batch).trace(specs, batch)
+    traced = function.compiled.program(specs, [batch]).trace(specs, [batch])
     entry = layout.entry(jax.tree.leaves(batch))
     return TrainingProgram(
         lowered=traced.lower(),
         arrays=sum(map(len, state.values())),
-        state_bytes={name: sum(each) for name, each in owned.items()},
+        state_bytes=held,
         host_bytes=host_bytes,
         copied_bytes=copied,
         input_bytes=sum(_bytes_of(one, entry) for one in jax.tree.leaves(batch)),
@@ -237,9 +234,9 @@ class PlanningBackend(JaxBackend):
         sharding = self._sharding or options.sharding
         if isinstance(sharding, Sharding) and sharding.within is not None:
             raise UnsupportedError(
-                "Expected a sharding without `within` in a plan, which does not know what sums of "
-                f"shards between machines take. Received: sharding={sharding}. Leave out `within`, "
-                "and plan for the devices of one machine: on several each holds as much."
+                "Expected a sharding without `within` in a plan, which cannot predict how long "
+                f"machines take to add up shards. Received: sharding={sharding}. Leave out "
+                "`within`, and plan for one machine: with several, a device holds as much."
             )
         offload = (self._offload or options.offload) is not None
         options = dataclasses.replace(options, check="off", parameter_device=None, offload=None)

@@ -231,8 +231,8 @@ def _prepare(options: ReplicaOptions, several: bool) -> None:
     if options.batch_norm == "per_replica" and several:
         raise UnsupportedError(
             "Expected batch_norm='synchronized' on JAX. Received: batch_norm='per_replica'. "
-            "There fit is one program over the global batch, in which statistics of a part of "
-            "the batch cost more, not less. Leave out batch_norm."
+            "On JAX fit is one program over the global batch, in which each replica's own "
+            "statistics would cost more, not less. Leave out batch_norm."
         )
 
 

@@ -77,7 +77,7 @@ class OrbaxFormat(CheckpointFormat):
         """Gives variables the values of a checkpoint; each process reads its devices' shards."""
         place = _place_of(replicas)
         sizes = [keras_compat.nbytes(variable) for _, variable in wanted]
-        # in at most some 16 bundles, since each is read by itself
+        # About 16 bundles at most, because each of them is a read of its own.
         for some in in_bundles(wanted, sizes, max(_AT_ONCE, sum(sizes) // 16)):
             forms = dict[str, Any]()
             for key, variable in some:

@@ -84,7 +84,7 @@ def connect(job: Job, gpus: Sequence[int] | None = None) -> None:
             ) from None
         raise JobError(
             f"{job.who} Expected to connect JAX with the chief at {service}. Received: "
-            f"{str(error).rstrip('.')}. Let the chief's port be reached."
+            f"{str(error).rstrip('.')}. Make the chief's port reachable from this machine."
         ) from error
     job.at_leave(jax.distributed.shutdown)
     with listening.waiting_their_turn():
@@ -99,7 +99,7 @@ def check_way_back(job: Job) -> None:
         raise JobError(
             f"{job.who} Expected the name of this machine to be an address at which other machines "
             f"reach it: JAX sums there, on CPUs. Received: {name!r}, which is "
-            f"{socket.gethostbyname(name)}. Write {address} behind the name, in /etc/hosts."
+            f"{socket.gethostbyname(name)}. Give the name the address {address} in /etc/hosts."
         )
 
 

@@ -47,7 +47,7 @@ def test_a_machine_that_others_cannot_reach_by_its_name_is_told_what_to_write(mo
     monkeypatch.setattr(connection.listening, "misleads", lambda others: "10.0.0.1")
     job: Any = SimpleNamespace(who="[worker 0/2]", other_addresses=["10.0.0.2:1"])
     said = r"\[worker 0/2\] Expected the name of this machine.*'machine', which is 127\.0\.1\.1\. "
-    with pytest.raises(JobError, match=said + "Write 10.0.0.1 behind the name, in /etc/hosts"):
+    with pytest.raises(JobError, match=said + "Give the name the address 10.0.0.1 in /etc/hosts"):
         connection.check_way_back(job)
 
 

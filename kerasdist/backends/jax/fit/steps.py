@@ -23,6 +23,9 @@ class StepFunction:
 
     If steps are compiled, and an execution has all its batches, of equal shapes, the steps are one
     program; a smaller last batch has a program of its own. Otherwise each step runs by itself.
+
+    Attributes:
+        compiled: The step as programs.
     """
 
     def __init__(
@@ -37,9 +40,6 @@ class StepFunction:
             arrays: The placement on which the step runs.
             keeps_outputs: Whether an execution returns the outputs of all its steps, one after
                 another, and not only those of the last step.
-
-        Attributes:
-            compiled: The step as programs.
         """
         self._arrays = arrays
         self._steps: int = model.steps_per_execution
@@ -47,26 +47,21 @@ class StepFunction:
         self._model = model
         self._user_step = step
         self.compiled = CompiledStep(arrays, self._sharded_step, keeps_rows=keeps_outputs)
-        self._step: Step = self.compiled
-        self._loop: Step | None = None
-        if model.run_eagerly or not model.jit_compile:
-            self._step = arrays.eager(self._whole_step)
-        elif self._steps > 1:
-            self._loop = CompiledStep(
-                arrays, self._sharded_step, keeps_rows=keeps_outputs, in_loop=True
-            )
+        is_compiled = model.jit_compile and not model.run_eagerly
+        self._take = self.compiled if is_compiled else arrays.eager(self._whole_step)
+        self._loops = is_compiled and self._steps > 1
 
     def __call__(self, state: Any, iterator: Iterator[Any]) -> tuple[Any, Any]:
         """Runs one execution; returns the outputs and the new state."""
         batches: Iterable[object] = itertools.islice(iterator, self._steps)
         outputs: list[object] = []
-        if self._loop is not None:
+        if self._loops:
             taken = list(map(self._arrays.copy_batch, batches))
-            outputs, state, batches = self._take_in_loop(self._loop, state, taken)
+            outputs, state, batches = self._take_in_loop(state, taken)
         for batch in batches:
-            output, state = self._step(state, self._arrays.batch(batch))
-            self._arrays.after_launch(output, state)
-            outputs.append(output)
+            last, state = self._take(state, [self._arrays.batch(batch)])
+            self._arrays.after_launch(last, state)
+            outputs += last
         if not outputs:
             raise StopIteration
         if len(outputs) == 1 or not self._keeps_outputs:
@@ -74,7 +69,7 @@ class StepFunction:
         return jax.tree.map(lambda *parts: np.concatenate(parts), *outputs), state
 
     def _take_in_loop(
-        self, loop: Step, state: object, batches: Sequence[object]
+        self, state: object, batches: Sequence[object]
     ) -> tuple[list[object], object, Sequence[object]]:
         """Runs the steps that can be one program; returns outputs, state and remaining batches."""
         count = _count_alike(batches)
@@ -82,12 +77,12 @@ class StepFunction:
         if len(batches) < self._steps or count < max(self._steps - 1, 2):
             return [], state, batches
         try:
-            outputs, state = loop(state, [self._arrays.batch(one) for one in batches[:count]])
+            outputs, state = self._take(state, list(map(self._arrays.batch, batches[:count])))
         except OtherStateError:
-            self._loop = None
+            self._loops = False
             return [], state, batches
         self._arrays.after_launch(outputs, state, count)
-        return outputs if self._keeps_outputs else [outputs], state, batches[count:]
+        return outputs, state, batches[count:]
 
     # JAX traces the following methods, or runs them operation by operation.
 

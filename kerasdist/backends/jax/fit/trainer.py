@@ -118,30 +118,21 @@ class JaxTrainer(ReplicatedTrainer):
 
     def make_train_function(self, original: Original, force: bool = False) -> None:
         """Makes the function that `fit` calls."""
-        model = self.model
-        self._begin()
-        if model.train_function is None or force:
-            model.train_function = self._function(model.train_step, TRAIN_STATE, is_measured=True)
+        self._make("train_function", self.model.train_step, TRAIN_STATE, force, is_measured=True)
 
     def make_test_function(self, original: Original, force: bool = False) -> None:
         """Makes the function that `evaluate` calls."""
-        self._begin()
-        if self.model.test_function is None or force:
-            self.model.test_function = self._function(self.model.test_step, _TEST_STATE)
+        self._make("test_function", self.model.test_step, _TEST_STATE, force)
 
     def make_predict_function(self, original: Original, force: bool = False) -> Callable[..., Any]:
         """Makes the function that `predict` calls, and returns it."""
-        model = self.model
 
         def predict_step(state: Any, batch: Any) -> tuple[Any, Any]:
-            outputs, non_trainable_variables = model.predict_step(state, batch)
+            outputs, non_trainable_variables = self.model.predict_step(state, batch)
             return outputs, (state[0], non_trainable_variables)
 
-        self._begin()
-        if model.predict_function is None or force:
-            function = self._function(predict_step, _PREDICT_STATE, keeps_outputs=True)
-            model.predict_function = function
-        return model.predict_function
+        self._make("predict_function", predict_step, _PREDICT_STATE, force, keeps_outputs=True)
+        return self.model.predict_function
 
     def build_symbolically(self, original: Original, *args: object, **kwargs: object) -> None:
         """Puts the values of an outer call back into the variables, then builds unbuilt layers."""
@@ -159,19 +150,25 @@ class JaxTrainer(ReplicatedTrainer):
         return UnsupportedError(
             "Expected one call of fit, evaluate or predict of a model at a time: on JAX its steps "
             f"take the values out of the variables. Received: model={self.model.name!r}, whose "
-            "steps run in two threads. Give one thread a model of its own, and that the weights: "
+            "steps run in two threads. Give one thread a model of its own with the same weights: "
             "other.set_weights(model.get_weights())."
         )
 
-    def _function(
+    def _make(
         self,
+        attribute: str,
         step: Step,
         names: tuple[str, ...],
+        force: bool,
         *,
         keeps_outputs: bool = False,
         is_measured: bool = False,
-    ) -> Callable[..., Any]:
+    ) -> None:
+        """Makes the function that is an attribute of the model, unless the model has it already."""
         model = self.model
+        self._begin()
+        if getattr(model, attribute) is not None and not force:
+            return
         if self.replicas.num_replicas > 1:
             prepare(model, self.strategy)  # its metrics in a custom loop
         arrays = self.replicas.arrays
@@ -180,19 +177,22 @@ class JaxTrainer(ReplicatedTrainer):
         finds_rows = is_measured and config.most_examples_at_once() == "auto"
         finds_rows = finds_rows and model.jit_compile and not model.run_eagerly
 
-        is_held = self.replicas.job is not None
-
         def function(state: Any, iterator: Iterator[Any]) -> tuple[Any, Any]:
             nonlocal run
             meter = current.meter if is_measured else None
-            batches: Any = map(take, iterator) if is_held else iterator
-            batches = batches if meter is None else metering.Counting(batches)
+            batches: Any = iterator if self.replicas.job is None else map(take, iterator)
+            rows: list[int] = []  # of each batch, once the steps have taken it
+
+            def counted(batch: object) -> object:
+                rows.append(metering.rows_of(batch))
+                return batch
+
+            batches = batches if meter is None else map(counted, batches)
             try:
                 self.replicas.begin_step()
-                given = batches
                 if finds_rows:
-                    run, given = self._with_rows_found(make, run, state, batches)
-                outputs, new = run(state, given)
+                    run, batches = self._with_rows_found(make, run, state, batches)
+                outputs, new = run(state, batches)
             except BaseException:
                 # Keras has taken the values out of the variables for the time of the step. After an
                 # error they must be put back, or variables would be initialized again. But a step
@@ -203,10 +203,10 @@ class JaxTrainer(ReplicatedTrainer):
                     model.jax_state_sync()
                 raise
             if meter is not None:
-                meter.done(batches.count, batches.rows, outputs)
+                meter.done(len(rows), sum(rows), outputs)
             return outputs, new
 
-        return function
+        setattr(model, attribute, function)
 
     def _with_rows_found(
         self, make: Callable[[], StepFunction], run: StepFunction, state: Any, batches: Any
@@ -223,7 +223,7 @@ class JaxTrainer(ReplicatedTrainer):
             nonlocal run
             if self.most_rows is not None:  # for other rows in a pass, steps are traced again
                 run = make()
-            needed = run.compiled.bytes_needed(state, replicas.arrays.batch(batch))
+            needed = run.compiled.bytes_needed(state, [replicas.arrays.batch(batch)])
             free = replicas.free_bytes()
             if free is not None and needed > free:
                 raise jax.errors.JaxRuntimeError(
@@ -284,7 +284,7 @@ class JaxTrainer(ReplicatedTrainer):
             raise StateLostError(
                 "Expected a value of a variable. Received: "
                 f"variable={variable.path!r} of model={self.model.name!r}, whose last step failed "
-                "on the devices, after they had taken the state to write over it. Load a "
+                "on the devices, after it had begun to overwrite the state. Load a "
                 "checkpoint (model.load_weights), or start again with "
                 "kerasdist.callbacks.BackupAndRestore, which goes on from the last backup."
             )

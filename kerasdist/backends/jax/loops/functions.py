@@ -16,7 +16,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from types import CodeType, FunctionType, MethodType
+from types import FunctionType, MethodType
 from typing import Any, Generic, TypeVar, final
 
 import jax
@@ -33,6 +33,7 @@ from kerasdist.backends.jax.mesh import host_memory, sharded_state
 from kerasdist.backends.jax.mesh.arrays import is_array, is_traced, local_copy, on_device
 from kerasdist.backends.jax.mesh.placement import Placement
 from kerasdist.core import context
+from kerasdist.core.internals import codes_in
 from kerasdist.errors import ScopeError
 from kerasdist.job.job import FUNCTION, translating_failures
 
@@ -183,8 +184,9 @@ class Programs:
         except ValueError:  # a cell of the closure is not set yet
             return Program()
         defaults = function.__defaults__ or (), function.__kwdefaults__ or {}
-        names = [function.__globals__.get(name) for name in _names(code)]
-        seen = [*cells, *names, *defaults[0], *defaults[1].values()]
+        names = [name for one in codes_in(code) for name in one.co_names]
+        used = map(function.__globals__.get, names)
+        seen = [*cells, *used, *defaults[0], *defaults[1].values()]
         objects = [one for one in seen if type(one) not in _VALUES]
         if not all(type(one).__weakrefoffset__ for one in objects):
             # A list, for example, has no weak references, so a new one may get its address unseen.
@@ -196,12 +198,6 @@ class Programs:
             program = Program()
             self._alike.put(key, program, objects)
         return program
-
-
-def _names(code: CodeType) -> list[str]:
-    """Returns the names of globals and attributes in a function and its inner functions."""
-    inner = (one for one in code.co_consts if isinstance(one, CodeType))
-    return [*code.co_names, *(name for one in inner for name in _names(one))]
 
 
 @final

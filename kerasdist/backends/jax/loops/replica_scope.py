@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, final
 
@@ -170,14 +170,9 @@ class ReplicaScope(Scope):
                 [total] = self.exchange.total([value])
                 return divide(total, self._replicas) if how is Assignment.MEAN else total
 
-    @contextmanager
-    def writing(self, manner: Literal["equal", "copy"]) -> Generator[None]:
-        """Opens a context in which all replicas assign equal values, or each only to its copy."""
-        before, self._writes = self._writes, manner
-        try:
-            yield
-        finally:
-            self._writes = before
+    def writing(self, manner: Literal["equal", "copy"]) -> AbstractContextManager[None]:
+        """Returns a context in which all replicas assign equal values, or each only to its copy."""
+        return context.replaced(self, "_writes", manner)
 
     def is_apart(self, variable: keras.Variable) -> bool:
         """Returns whether each replica holds its own component of a variable."""
@@ -258,9 +253,5 @@ class JaxCollectives(Collectives):
         sums = dict(zip(added, self.all_sum([given[index] for index in added]), strict=True))
         largest = {i: keras_compat.ops.max(self.all_stack(given[i]), axis=0) for i in replaced}
         gradients = [(sums | largest).get(index) for index in range(len(gradients))]
-        self._applies = True
-        try:
-            with self._scope.writing("equal"):
-                return apply(optimizer, gradients, variables)
-        finally:
-            self._applies = False
+        with context.replaced(self, "_applies", True), self._scope.writing("equal"):
+            return apply(optimizer, gradients, variables)

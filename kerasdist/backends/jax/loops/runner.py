@@ -296,10 +296,10 @@ class JaxRunner(Runner):
         """Makes one value per column of this worker's components; workers exchange the shapes."""
         if scopes.program() is not None:
             raise UnsupportedError(
-                "Expected distributed values to be made outside of strategy.run and of a "
-                "kerasdist.function, where they have several workers: these run one program, and "
-                "the values differ by worker. Received: a call in such a function. Make the value "
-                "before, and give it as an argument."
+                "Expected distributed values of several workers to be made outside of strategy.run "
+                "and of a kerasdist.function: all workers run one program, and the values differ "
+                "by worker. Received: a call in such a function. Make the value before, and give "
+                "it as an argument."
             )
         job, here = self._replica_set.job, len(self._place.layout.local_replicas)
         values: list[Any] = []

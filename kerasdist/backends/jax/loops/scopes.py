@@ -196,7 +196,10 @@ def program() -> ProgramScope | None:
 
 
 def read_through(variable: keras.Variable) -> Any:
-    """Returns a value that an inner scope of Keras's own class lacks; None if Keras can read it."""
+    """Returns a variable's value from an outer scope of this module; None if Keras can read it.
+
+    If the innermost scope is of Keras's own class and lacks the value, Keras would look no further.
+    """
     scope: Any = keras_compat.get_stateless_scope()
     if isinstance(scope, Scope) or current() is None:
         return None

@@ -9,10 +9,10 @@ from __future__ import annotations
 import contextlib
 import inspect
 import operator
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from contextvars import ContextVar
-from functools import cache
+from functools import cache, partial
 from typing import Any, final
 
 import jax
@@ -26,7 +26,7 @@ from kerasdist.backends.base.layout_maps import MapReader, key_of, other_devices
 from kerasdist.backends.base.variable_rules import is_on_read
 from kerasdist.backends.jax.internals import CREATE_DEVICE_MESH
 from kerasdist.backends.jax.mesh.arrays import HOST
-from kerasdist.core.context import current
+from kerasdist.core.context import current, replaced
 from kerasdist.core.ownership import VariableTable
 from kerasdist.core.partitions import Splits, check_partition, mesh_axes, prime_factors
 from kerasdist.core.sharding import Sharding, is_small
@@ -47,11 +47,16 @@ _weights: VariableTable[Any] = VariableTable()
 # their maps later.
 _own_axes: VariableTable[tuple[int | None, str]] = VariableTable()
 
-# The weight for which an optimizer is making a variable in this thread.
-_weight: ContextVar[Any] = ContextVar("weight", default=None)
 
-# The layout of the step of `fit` that this thread is tracing.
-_layout: ContextVar[Layout | None] = ContextVar("layout", default=None)
+@final
+class _Thread(threading.local):
+    """The weight for which this thread makes a slot, and the layout of the step that it traces."""
+
+    weight: Any = None
+    layout: Layout | None = None
+
+
+_thread = _Thread()
 
 
 @cache
@@ -68,11 +73,8 @@ def _make_slot(
     **kwargs: object,
 ) -> Any:
     """Makes an optimizer's variable for a weight; `_note_new` then knows the weight."""
-    token = _weight.set(reference_variable)
-    try:
+    with replaced(_thread, "weight", reference_variable):
         return original(optimizer, reference_variable, *args, **kwargs)
-    finally:
-        _weight.reset(token)
 
 
 def _note_new(
@@ -80,7 +82,7 @@ def _note_new(
 ) -> None:
     """Records a variable that is about to be made, if an optimizer makes it."""
     if keras_compat.is_of_optimizer():
-        _note(variable, _weight.get())
+        _note(variable, _thread.weight)
     original(variable, *args, **kwargs)
 
 
@@ -198,7 +200,7 @@ class OverReplicas:
             f"{self._replicas} replicas, which divide {share:.0%} of the bytes of its large "
             f"variables; the others, such as {first.path!r} of shape {tuple(first.shape)}, have no "
             "dimension that this number divides, and are whole on each replica. Choose a number "
-            f"that divides a dimension (here {fits[-1]}), or a dimension for the number."
+            f"that divides a dimension (here {fits[-1]}), or a dimension that the number divides."
         )
 
     def update_spec(self, weight: keras.Variable) -> PartitionSpec:
@@ -217,7 +219,7 @@ class ByLayoutMap:
     def __init__(self, layout_map: Any, sizes: Mapping[str, int], names: Mapping[str, str]) -> None:
         """Stores the map, the sizes of its mesh's axes, and their names in the strategy's mesh."""
         self._reader = MapReader(layout_map, sizes)
-        self._names = names
+        self._names: Mapping[str | None, str] = {**names}
 
     def require_useful(self, variables: Iterable[keras.Variable]) -> None:
         """Raises a ValueError if a key of the map fits no existing variable, and no output."""
@@ -226,9 +228,7 @@ class ByLayoutMap:
     def output_spec(self, path: str) -> PartitionSpec | None:
         """Returns the map's entry for a layer's output; None if the entry is for variables, too."""
         axes = self._reader.output_axes(path)
-        if axes is None:
-            return None
-        return PartitionSpec(*(None if axis is None else self._names[axis] for axis in axes))
+        return None if axes is None else PartitionSpec(*map(self._names.get, axes))
 
     def spec(self, variable: keras.Variable) -> PartitionSpec:
         """Returns the map's entry for a variable, or for the weight of an optimizer's variable."""
@@ -237,7 +237,7 @@ class ByLayoutMap:
             return WHOLE
         # Axes of size 1 are left out, because JAX leaves them out in the specs that it returns, and
         # both must be equal.
-        return PartitionSpec(*(None if axis is None else self._names[axis] for axis in axes))
+        return PartitionSpec(*map(self._names.get, axes))
 
     def update_spec(self, weight: keras.Variable) -> PartitionSpec:
         """Returns the layout map's entry for the weight."""
@@ -437,25 +437,19 @@ class Layout:
         return jax.lax.with_sharding_constraint(tensor, NamedSharding(self.mesh, spec))
 
 
-@contextlib.contextmanager
-def in_step(layout: Layout | None) -> Generator[None]:
-    """Makes a layout known, through `layout_of_step`, to code that is traced in this block."""
-    token = _layout.set(layout)
-    try:
-        yield
-    finally:
-        _layout.reset(token)
+in_step = partial(replaced, _thread, "layout")
+"""Returns a context that makes a layout known, through `layout_of_step`, to code traced in it."""
 
 
 def layout_of_step() -> Layout | None:
     """Returns the layout of the step of `fit` that this thread traces; None in `Strategy.run`."""
     replica = current.replica
     in_run = replica is not None and replica.num_replicas_in_sync > 1
-    return None if in_run else _layout.get()
+    return None if in_run else _thread.layout
 
 
 def _check_hosts(replicas: int, hosts: int) -> int:
-    """Returns how many replicas a machine has, if all machines have equally many."""
+    """Returns how many replicas each machine has; refuses machines with one device each."""
     if hosts == replicas > 1:
         raise UnsupportedError(
             "Expected several devices on each machine, to shard state within a machine. Received: "

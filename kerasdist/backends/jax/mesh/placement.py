@@ -74,6 +74,7 @@ class Placement:
         whole: The sharding of an array that every device holds.
         rows: The sharding of an array whose first axis is sharded over the replicas.
         devices: The devices on which programs run.
+        host: The host as a device; the first device if JAX has no CPU device.
         keeps_state: Whether variables keep the arrays that programs take and return.
         after_launch: A function that limits how far the host runs ahead of the devices. It is
             called with the outputs, the state and the number of steps of each program.
@@ -94,9 +95,8 @@ class Placement:
         self.devices = tuple(layout.mesh.devices.flat)
         self.begin_step = begin_step
         # A variable that will be cut may be too large for one accelerator, so the host makes it.
-        cut = layout.splits.logical_devices > 1
-        first = _host_or(layout.local[0]) if cut else layout.local[0]
-        self._home = home or first
+        self.host = _host_or(layout.local[0])
+        self._home = home or (self.host if layout.splits.logical_devices > 1 else layout.local[0])
         on_cpu = layout.local[0].platform == "cpu"
         if on_cpu:
             self.after_launch = _wait_sometimes
@@ -187,10 +187,14 @@ class Placement:
         sharding = self.layout.entry(leaves)
         return jax.tree.map(lambda leaf: self.put(leaf, sharding), batch)
 
-    def eager(self, step: Step) -> Step:
-        """Returns a step that runs operation by operation, each operation on all devices."""
+    def eager(self, step: Step) -> Callable[..., tuple[list[Any], Any]]:
+        """Returns a function like a `CompiledStep`, for one batch; its operations run one by one.
 
-        def run(state: object, batch: object) -> tuple[Any, Any]:
+        Each operation runs on all devices.
+        """
+
+        def run(state: object, batches: Sequence[Any]) -> tuple[list[Any], Any]:
+            [batch] = batches
             self._note_batch(batch)
             before = [leaf.sharding for leaf in jax.tree.leaves(state)]
             outputs, new = step(jax.tree.map(self._on_device, state), batch)
@@ -199,7 +203,7 @@ class Placement:
             state = jax.tree.unflatten(structure, map(self.put, leaves, before))
             logs, form = jax.tree.flatten(outputs)
             logs = [self.read(leaf) if isinstance(leaf, jax.Array) else leaf for leaf in logs]
-            return jax.tree.unflatten(form, logs), state
+            return [jax.tree.unflatten(form, logs)], state
 
         return run
 
@@ -218,15 +222,15 @@ class Placement:
         return jax.tree.map(constrained, batch)
 
     def launch(
-        self, program: Any, state: Any, batch: Any, seen: dict[Hashable, str], steps: int
+        self, program: Any, state: Any, batches: Sequence[Any], seen: dict[Hashable, str]
     ) -> tuple[Any, Any]:
-        """Runs a program of `steps` steps.
+        """Runs a program that takes a step with each batch.
 
         If several workers compare their programs, `seen` has the digests of those that have run, by
         the shapes of their batches.
         """
         with donation.launching:
-            return program(state, batch)
+            return program(state, batches)
 
     def _note_batch(self, batch: Any) -> None:
         """Notes the shapes of an eager step's batch, if several workers compare their batches."""
@@ -267,18 +271,18 @@ class CentralPlacement(Placement):
         """Copies variables' values to every device of the mesh."""
         return jax.device_put(arrays, self.layout.of_variables(variables))
 
-    def leave(self, arrays: list[jax.Array]) -> list[jax.Array]:
+    def leave(self, arrays: Any) -> Any:
         """Moves variables' new values to the device of the variables."""
-        return jax.device_put([one.addressable_data(0) for one in arrays], self._there)
+        here = jax.tree.map(lambda one: one.addressable_data(0), arrays)
+        return jax.device_put(here, self._there)
 
     def launch(
-        self, program: Any, state: Any, batch: Any, seen: dict[Hashable, str], steps: int
+        self, program: Any, state: Any, batches: Sequence[Any], seen: dict[Hashable, str]
     ) -> tuple[Any, Any]:
         """Runs a program, whose state is on the mesh only while it runs."""
         state = jax.device_put(state, self.whole)
-        outputs, new = super().launch(program, state, batch, seen, steps)
-        leaves, structure = jax.tree.flatten(new)
-        return outputs, jax.tree.unflatten(structure, self.leave(leaves))
+        outputs, new = super().launch(program, state, batches, seen)
+        return outputs, self.leave(new)
 
 
 @final
@@ -288,46 +292,43 @@ class CompiledStep:
     JAX consumes (donates) the state that is passed to a program.
     """
 
-    def __init__(
-        self, place: Placement, step: Step, *, keeps_rows: bool = False, in_loop: bool = False
-    ) -> None:
+    def __init__(self, place: Placement, step: Step, *, keeps_rows: bool = False) -> None:
         """Compiles nothing before it is called.
 
         Args:
             place: The placement on which the step runs.
             step: The step.
             keeps_rows: Whether the outputs are rows that Keras keeps, as in `predict`.
-            in_loop: Whether a program takes a list of batches, all of the same shapes and types,
-                and runs a step with each. Then it returns the outputs of the last step, or a list
-                of all outputs if Keras keeps the rows, and raises `OtherStateError`, before
-                anything has run, if XLA cannot loop over the step.
         """
         self._place = place
         self._step = step
         self._keeps_rows = keeps_rows
-        self._in_loop = in_loop
         self._programs: dict[Any, Any] = {}
         self._seen: dict[Hashable, str] = {}
 
-    def __call__(self, state: Any, batch: Any) -> tuple[Any, Any]:
-        """Takes a step, or one with each batch of a list."""
-        steps = len(batch) if self._in_loop else 1
-        return self._place.launch(self.program(state, batch), state, batch, self._seen, steps)
+    def __call__(self, state: Any, batches: Sequence[Any]) -> tuple[list[Any], Any]:
+        """Takes a step with each batch, in one program; all have the same shapes and types.
 
-    def bytes_needed(self, state: Any, batch: Any) -> int:
+        Returns a list of the outputs, of the last step only unless Keras keeps the rows, and the
+        new state. Raises `OtherStateError`, before anything has run, if there are several batches
+        and XLA cannot loop over the step.
+        """
+        return self._place.launch(self.program(state, batches), state, batches, self._seen)
+
+    def bytes_needed(self, state: Any, batches: Sequence[Any]) -> int:
         """Compiles a program; returns how much memory of a device it takes beside its arguments."""
         if not self._place.keeps_state:
             state = jax.device_put(state, self._place.whole)
         # JAX keeps what is compiled, so a call does not compile it again.
-        memory = self.program(state, batch).lower(state, batch).compile().memory_analysis()
+        memory = self.program(state, batches).lower(state, batches).compile().memory_analysis()
         outputs = max(0, memory.output_size_in_bytes - memory.alias_size_in_bytes)
         return memory.temp_size_in_bytes + memory.generated_code_size_in_bytes + outputs
 
-    def program(self, state: Any, batch: Any) -> Any:
+    def program(self, state: Any, batches: Sequence[Any]) -> Any:
         """Returns the jitted program for arrays of these shapes and shardings."""
         layout = self._place.layout
         held: Any = layout.whole
-        entry = layout.entry(jax.tree.leaves(batch))
+        entry = layout.entry(jax.tree.leaves(batches))
         if layout.shards_state:
             held = jax.tree.map(lambda leaf: leaf.sharding, state)
         key = entry, *jax.tree.leaves(held)
@@ -344,12 +345,14 @@ class CompiledStep:
             if place.shares_memory:
                 # Without this, XLA removes barriers on CPUs before it merges sums.
                 options = {"xla_disable_hlo_passes": "cse_barrier_expander"}
-        if self._in_loop:
-            step = partial(_take_steps, step, held, self._keeps_rows)
 
-        def program(state: object, batch: Any) -> tuple[Any, Any]:
+        def program(state: object, batches: Sequence[Any]) -> tuple[Any, Any]:
             with in_step(layout), layout.outputs:
-                outputs, state = step(state, batch)
+                if len(batches) > 1:
+                    outputs, state = _take_steps(step, held, self._keeps_rows, state, batches)
+                else:
+                    output, state = step(state, batches[0])
+                    outputs = [output]
             return jax.tree.map(returned, outputs), state
 
         # All shardings are given explicitly, because XLA may choose one that JAX cannot express.
@@ -364,7 +367,7 @@ class CompiledStep:
 
 def _take_steps(
     step: Step, held: object, keeps_rows: bool, state: object, batches: Sequence[object]
-) -> tuple[Any, Any]:
+) -> tuple[list[Any], Any]:
     """Runs a step with each batch in one XLA loop; `held` is the state's sharding."""
     structure = jax.tree.structure(state)
 
@@ -378,9 +381,8 @@ def _take_steps(
 
     stack = jax.tree.map(lambda *parts: jnp.stack(parts), *batches)
     state, outputs = jax.lax.scan(take_one, state, stack)
-    if not keeps_rows:
-        return jax.tree.map(lambda leaf: leaf[-1], outputs), state
-    return [jax.tree.map(operator.itemgetter(at), outputs) for at in range(len(batches))], state
+    kept = range(len(batches)) if keeps_rows else [-1]
+    return [jax.tree.map(operator.itemgetter(at), outputs) for at in kept], state
 
 
 def _types(state: object) -> list[object]:

@@ -93,7 +93,10 @@ def _place_of(variable: keras.Variable) -> Placement | None:
 
 
 def _initialize(original: Callable[..., Any], variable: keras.Variable, initializer: Any) -> None:
-    """Lets each device draw its shard of an initial value, so no device holds all of it."""
+    """Gives a new variable its initial value, of which each device holds a shard.
+
+    By an initializer of Keras each device draws its own shard, so nothing holds the whole value.
+    """
     place = _place_of(variable)
     if place is None:
         original(variable, initializer)
@@ -113,23 +116,13 @@ def _initialize(original: Callable[..., Any], variable: keras.Variable, initiali
         keras_compat.store_value(variable, jax.block_until_ready(program(np.asarray(key))))
         give_back(variable)
         return
-    written: dict[int, keras.Variable] = {}
-
-    def drawn() -> tuple[Any, list[Any]]:
-        with _Writes() as scope:
-            value = keras_compat.ops.convert_to_tensor(initializer(shape, dtype=dtype), dtype)
-        written.update(scope.written)
-        return value, [scope.state_mapping[key] for key in written]
-
-    program = jax.jit(drawn, out_shardings=(sharding, place.whole))
-    with place.together(work, lambda: program.lower().as_text()) as is_same:
-        if not is_same:  # as with other seeds on the workers
-            _take_chiefs(variable, initializer(shape, dtype=dtype), place)
-            return
-        value, states = jax.block_until_ready(program())
+    # Any other initializer draws the whole value, on the host, because a device may be too small.
+    with jax.default_device(place.host):
+        value = keras_compat.ops.convert_to_tensor(initializer(shape, dtype=dtype), dtype)
     keras_compat.store_value(variable, value)
-    # An initializer may draw from a generator of its own, whose state has then changed.
-    keras_compat.store_values(list(written.values()), states)
+    with place.together(work, lambda: None):
+        place.equalize([variable])
+    keras_compat.store_value(variable, place.put(keras_compat.stored_value(variable), sharding))
 
 
 def _kind_of(initializer: Any) -> tuple[str, int | None]:
@@ -172,29 +165,6 @@ def _shard_new(
     if value is None or keras_compat.get_stateless_scope() is not None:
         return
     _store(keras_compat.store_value, variable, value)
-
-
-def _take_chiefs(variable: keras.Variable, value: object, place: Placement) -> None:
-    """Gives each worker its shard of the value that the chief has drawn."""
-    keras_compat.store_value(variable, value)
-    place.equalize([variable])
-    value = keras_compat.stored_value(variable)
-    keras_compat.store_value(variable, place.put(value, place.layout.of_variable(variable)))
-
-
-@final
-class _Writes(keras.StatelessScope):
-    """Records the variables that the code inside of this scope writes."""
-
-    def __init__(self) -> None:
-        # Without this, the end of the scope would initialize other variables during a trace.
-        super().__init__(initialize_variables=False)
-        self.written: dict[int, keras.Variable] = {}
-
-    def add_update(self, update: tuple[keras.Variable, jax.Array]) -> None:
-        """Records a variable and its new value."""
-        self.written[id(update[0])] = update[0]
-        super().add_update(update)
 
 
 def _store(original: Callable[..., Any], variable: keras.Variable, value: Any) -> Any:

@@ -65,7 +65,7 @@ class WorkerPlacement(Placement):
         begin_step: Callable[[], None],
         note_batch: Callable[[Hashable], None],
     ) -> None:
-        """Stores a function to call before each user program, and one to note shapes of batches."""
+        """Stores functions that are called before each user program, and with batches' shapes."""
         super().__init__(layout, begin_step)
         self._job = job
         self._note_shapes = note_batch
@@ -111,7 +111,7 @@ class WorkerPlacement(Placement):
         return local_copy(self._resharded(array, self.whole) if is_sharded(array) else array)
 
     def _resharded(self, array: jax.Array, sharding: Sharding) -> jax.Array:
-        self.record("that shards anew", array.dtype, array.shape)
+        self.record("that shards again", array.dtype, array.shape)
         return _sharded_as(sharding)(array)
 
     def record(self, *what: object) -> None:
@@ -176,7 +176,7 @@ class WorkerPlacement(Placement):
         return np.concatenate(results, axis=-1)
 
     def chosen(self, numbers: Any) -> Any:
-        """Returns the numbers of this worker's rows of a batch; all if it is not divided evenly."""
+        """Returns this worker's part of the numbers of a batch's rows; if uneven, all numbers."""
         share, rest = divmod(len(numbers), self.layout.replicas)
         here = self.layout.local_replicas
         return numbers if rest else numbers[here.start * share : here.stop * share]
@@ -195,31 +195,31 @@ class WorkerPlacement(Placement):
         self.record("of operations of an eager step of", _shapes(batch))
 
     def launch(
-        self, program: Any, state: Any, batch: Any, seen: dict[Hashable, str], steps: int
+        self, program: Any, state: Any, batches: Sequence[Any], seen: dict[Hashable, str]
     ) -> tuple[Any, Any]:
         """Runs a program; workers compare only their first programs."""
-        form: Hashable = _shapes(batch)
-        if steps > 1:
-            # All are recorded first, since a worker with different batches runs single steps.
-            form = f"{_shapes(batch[0])}, {steps} steps at once"
+        form: Hashable = _shapes(batches[0])
+        if len(batches) > 1:
+            # Noted before any step runs, because a worker with other batches runs single steps.
+            form = f"{form}, {len(batches)} steps at once"
         if not seen:
             self._note_shapes(form)
-            seen[form] = self.compare(program, state, batch)
+            seen[form] = self.compare(program, state, batches)
         else:
             if form not in seen:
                 # The program is not compared at once, because other workers may run another program
                 # now, if their batches have another shape.
-                seen[form] = results.digest_of(program.lower(state, batch).as_text())
+                seen[form] = results.digest_of(program.lower(state, batches).as_text())
             is_compared = form == next(iter(seen))
             self._note_shapes(form if is_compared else f"{form} program {seen[form][:12]}")
-        for _ in range(1, steps):
+        for _ in batches[1:]:
             self._note_shapes(form)
         self.record(seen[form][:12], "of a step of", form)
 
         def result(leaf: object) -> Any:
             return self._collected(leaf) if isinstance(leaf, _Rows) else local_copy(leaf)
 
-        outputs, new = super().launch(program, state, batch, seen, steps)
+        outputs, new = super().launch(program, state, batches, seen)
         return jax.tree.map(result, outputs, is_leaf=lambda leaf: isinstance(leaf, _Rows)), new
 
     def compare(self, program: Any, *arguments: object) -> str:
