@@ -166,15 +166,15 @@ class _Epochs:
         epoch, self._number = self._number, self._number + 1
         if keras_compat.is_torch_dataloader(self._dataset):
             tell_epoch(self._dataset, epoch)
-        known = keras_compat.is_dataset(self._own)
-        return iter(keras_compat.own_batches(self._own) if known else self._own)
+        if keras_compat.is_dataset(self._own) and not keras_compat.is_native_dataset(self._own):
+            return keras_compat.batches(self._own)
+        return iter(self._own)
 
     def pass_over(self, epochs: int) -> None:
         """Skips epochs that an earlier process has already read."""
         self._number += epochs
         if keras_compat.is_tf_dataset(self._own):
-            for _ in range(epochs):
-                iter(self._own)  # a new iterator draws the seeds of its shuffles
+            keras_compat.begin_often(self._own, epochs)
 
 
 @final

@@ -148,11 +148,6 @@ def is_native_dataset(source: object) -> bool:
     return backend_name() == "tensorflow" and is_tf_dataset(source)
 
 
-def yields_new_arrays(source: object) -> bool:
-    """Returns whether a dataset makes new arrays for each batch."""
-    return is_tf_dataset(source) or is_torch_dataloader(source)
-
-
 def copied(leaf: object) -> Any:
     """Returns a copy of an array or tensor; anything else is returned as it is."""
     if isinstance(leaf, np.ndarray):
@@ -338,11 +333,6 @@ def every_nth_file(dataset: Any, shards: int, index: int) -> tuple[Any, str | No
             raise
         return None, "it reads fewer files than there are workers"
     return own.with_options(dataset.options()), None
-
-
-def own_batches(dataset: Any) -> Iterator[Any]:
-    """Yields a dataset's batches once, as NumPy arrays; on TensorFlow `tf.data` yields tensors."""
-    return iter(dataset) if is_native_dataset(dataset) else batches(dataset)
 
 
 # A worker reads only its own rows of each batch from Keras's adapter of arrays.

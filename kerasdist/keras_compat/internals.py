@@ -93,6 +93,7 @@ INITIALIZE_DDP = Internal(
     since="3.16.0.dev0",
 )
 
+# The epoch with which `fit` begins; None lets its argument decide.
 INITIAL_EPOCH = internal("keras:Model._initial_epoch", "BackupAndRestore")
 COMPILED_LOSS = _first_batch("keras:Model._compile_loss")
 COMPILED_METRICS = _first_batch("keras:Model._compile_metrics")

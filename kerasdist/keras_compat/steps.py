@@ -62,27 +62,12 @@ def put_state(model: Any, state: Mapping[str, Any]) -> None:
     setattr(model, internals.JAX_STATE.attribute, dict(state))
 
 
-def take_jax_state(model: Any, **which: bool) -> tuple[Any, ...]:
-    """Returns the values of variables in the form that Keras's loops use."""
-    return internals.GET_JAX_STATE.of(model)(**which)
-
-
 # The following functions are for all backends.
 
 
 def drop_compiled(model: Any) -> None:
     """Makes a TensorFlow model compile its steps again."""
     model.train_function = model.test_function = model.predict_function = None
-
-
-def initial_epoch(model: Any) -> int | None:
-    """Returns the epoch with which `fit` begins; None if its argument decides."""
-    return internals.INITIAL_EPOCH.of(model)
-
-
-def set_initial_epoch(model: Any, epoch: int | None) -> None:
-    """Sets the epoch with which `fit` begins; None lets its argument decide."""
-    internals.INITIAL_EPOCH.set(model, epoch)
 
 
 def skip_batches(model: Any, count: int, unread: int, logs: Any, then: Callable[[], None]) -> None:

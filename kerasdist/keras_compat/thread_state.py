@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
+from functools import partial
 from typing import Any
 
 import keras
@@ -46,16 +47,14 @@ def _name_of(internal: Internal) -> str:
 
 def of_thread(internal: Internal) -> Any:
     """Returns the entry of Keras's state of the calling thread, None if there is none."""
-    return getattr(
-        getattr(*(KNOWN.get(internals.THREAD_STATE) or place_of_state())), _name_of(internal), None
-    )
+    state = getattr(*(KNOWN.get(internals.THREAD_STATE) or place_of_state()))
+    return getattr(state, KNOWN.get(internal) or _name_of(internal), None)
 
 
 def keep_of_thread(internal: Internal, value: object) -> None:
     """Sets an entry of Keras's state of the calling thread."""
-    setattr(
-        getattr(*(KNOWN.get(internals.THREAD_STATE) or place_of_state())), _name_of(internal), value
-    )
+    state = getattr(*(KNOWN.get(internals.THREAD_STATE) or place_of_state()))
+    setattr(state, KNOWN.get(internal) or _name_of(internal), value)
 
 
 def copy_thread_state() -> dict[str, Any]:
@@ -68,7 +67,8 @@ def paste_thread_state(state: dict[str, Any]) -> None:
     here = vars(getattr(*(KNOWN.get(internals.THREAD_STATE) or place_of_state())))
     here.clear()
     # Stacks, such as the stack of name scopes, are copied for each thread.
-    here.update({key: list(v) if isinstance(v, list) else v for key, v in state.items()})
+    for key, value in state.items():
+        here[key] = list(value) if isinstance(value, list) else value
 
 
 def name_of_scope() -> str | None:
@@ -150,30 +150,12 @@ def has_no_seed_generator() -> bool:
 
     Returns False if Keras lacks such a generator; then `draw_seed` refuses draws in replicas.
     """
-    if SEED_GENERATOR.path is None:
-        return False
-    return (
-        getattr(
-            getattr(*(KNOWN.get(internals.THREAD_STATE) or place_of_state())),
-            (KNOWN.get(SEED_GENERATOR) or _name_of(SEED_GENERATOR)),
-            None,
-        )
-        is None
-    )
+    return SEED_GENERATOR.path is not None and of_thread(SEED_GENERATOR) is None
 
 
-def global_seed_generator() -> Any:
-    """Returns the generator of seeds for draws without a seed in this thread, or None."""
-    return of_thread(SEED_GENERATOR)
-
-
-def set_global_seed_generator(generator: object) -> None:
-    """Sets the generator of seeds for draws without a seed in this thread."""
-    setattr(
-        getattr(*(KNOWN.get(internals.THREAD_STATE) or place_of_state())),
-        (KNOWN.get(SEED_GENERATOR) or _name_of(SEED_GENERATOR)),
-        generator,
-    )
+# These get and set the generator of seeds for draws without a seed in this thread.
+global_seed_generator = partial(of_thread, SEED_GENERATOR)
+set_global_seed_generator = partial(keep_of_thread, SEED_GENERATOR)
 
 
 def global_seed() -> int | None:

@@ -154,11 +154,6 @@ def nbytes(variable: keras.Variable, shape: Sequence[int] | None = None) -> int:
     return elements * np.dtype(stored_dtype(variable)).itemsize
 
 
-def store_shape(variable: Any, shape: tuple[int, ...]) -> None:
-    """Sets the shape that Keras sees for a variable."""
-    internals.SHAPE.set(variable, shape)
-
-
 def autocast(variable: Any, value: object) -> Any:
     """Returns a value of a variable in the type in which the running layer reads it."""
     if internals.AUTOCAST.path is None and variable.dtype == stored_dtype(variable):
