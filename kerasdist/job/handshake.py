@@ -258,11 +258,10 @@ class Gate:
         self._unreported, self._reported_at = 0, now
 
 
-async def read(reader: asyncio.StreamReader, most: int | None = None) -> object:
+async def read(reader: asyncio.StreamReader, most: int = protocol.FRAME_BYTES) -> object:
     """Returns the next message of a connection."""
     header = await reader.readexactly(protocol.HEADER_BYTES)
-    size = protocol.body_size(header) if most is None else protocol.body_size(header, most)
-    return protocol.unpacked(await reader.readexactly(size))
+    return protocol.unpacked(await reader.readexactly(protocol.body_size(header, most)))
 
 
 def _peer(writer: asyncio.StreamWriter) -> str:

@@ -289,8 +289,7 @@ class Job:
 
     def step_started(self) -> None:
         """Counts a step that needs the other workers."""
-        if self._client.failure is not None:
-            self.check()
+        self.check()
         self._interrupts.raise_again()
         self._client.step += 1
         if self.collectives is not None and self._client.step % collectives.STEPS == 0:
@@ -375,10 +374,8 @@ class Job:
             self._meet("end of the script", self._client.step, channel=LEAVING)
             self.compare_collectives("the end of the script")
         except JobError as error:
-            if self._client.left_early:
-                self._monitor.report_end(error)
-                return
             self._monitor.end(error)
+            return
         for callback in reversed(self._at_leave):
             callback()
         self._monitor.disarm()
