@@ -240,11 +240,8 @@ class Coordinator:
         if not isinstance(hello.get("given"), str | None):
             raise TypeError(f"given={hello['given']!r}")
         why = None
-        if (
-            type(rank) is not int
-            or hello["num_workers"] != self._workers
-            or not 0 <= rank < self._workers
-        ):
+        is_rank = type(rank) is int and rank in range(self._workers)
+        if not is_rank or hello["num_workers"] != self._workers:
             why = (
                 f"the chief expects {self._workers} workers, and this one calls itself number "
                 f"{rank} of {hello['num_workers']}"

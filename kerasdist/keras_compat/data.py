@@ -376,20 +376,14 @@ def _is_sparse(leaf: object) -> bool:
 
 def jax_rows(adapter: object, chosen: Chosen) -> Iterator[tuple[Any, int]]:
     """Yields the selected rows of each batch for JAX, and the size of the whole batch."""
-    take_rows = _taker(
-        adapter, "jax", lambda sliceable, rows: sliceable.convert_to_jax_compatible(rows)
-    )
+    take_rows = _taker(adapter, "jax", lambda rows: rows)
     for numbers in _numbers(adapter).get_jax_iterator():
         yield take_rows(chosen(numbers)), len(numbers)
 
 
 def torch_rows(adapter: object, chosen: Chosen) -> Iterator[tuple[Any, int]]:
     """Returns the selected rows of each batch, as tensors, and the size of the whole batch."""
-
-    def tensor(kind: Any, rows: Any) -> Any:
-        return keras.ops.convert_to_tensor(kind.convert_to_torch_compatible(rows))
-
-    take_rows = _taker(adapter, "torch", tensor)
+    take_rows = _taker(adapter, "torch", keras.ops.convert_to_tensor)
     every: Any = _numbers(adapter)
     loader = every.get_torch_dataloader()
     # The iteration starts now and not with the first batch, because the start draws a number. Keras
@@ -441,14 +435,16 @@ def _numbers(adapter: Any) -> Any:
     return numbers
 
 
-def _taker(
-    adapter: Any, framework: str, converted: Callable[[Any, Any], Any]
-) -> Callable[[Any], Any]:
+def _taker(adapter: Any, framework: str, finish: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Returns a function that takes rows by their numbers, in the framework's form."""
     sliceables = internals.SLICEABLE.get()(internals.ARRAYS.of(adapter), target_backend=framework)
 
     def take_rows(numbers: object) -> Any:
         def rows(sliceable: Any) -> Any:
-            return None if sliceable is None else converted(sliceable, sliceable[numbers])
+            if sliceable is None:
+                return None
+            convert = getattr(sliceable, f"convert_to_{framework}_compatible")
+            return finish(convert(sliceable[numbers]))
 
         return map_leaves(rows, sliceables)
 

@@ -90,7 +90,6 @@ INITIALIZE_DDP = Internal(
     "models outside of the scope in a job's process, which Keras would wrap",
     "such a model is refused in a job",
     _TORCH,
-    since="3.16.0.dev0",
 )
 
 # The epoch with which `fit` begins; None lets its argument decide.
@@ -313,7 +312,6 @@ EPOCHS_READ = Internal(
     {f"{_ADAPTERS}:ArrayDataAdapter._epoch": "3.16"},
     "BackupAndRestore with data that Keras shuffles",
     f"{REFUSED}; {_own_rows.keywords['without']}",
-    since="3.16.0.dev0",
 )
 GENERATOR = internal(
     f"{_ADAPTERS}:GeneratorDataAdapter.generator", "fit with a distributed dataset of a list"
