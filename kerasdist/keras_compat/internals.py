@@ -122,11 +122,6 @@ EXPORTED_NAMES = _saved_parts("keras.src.api_export:REGISTERED_OBJS_TO_NAMES")
 # Keras's state of each thread, and the names of its entries.
 
 THREAD_STATE = _each_fit("keras.src.backend.common.global_state:GLOBAL_STATE_TRACKER")
-STATELESS_SCOPE = internal(
-    "keras.src.backend.common.stateless_scope:get_stateless_scope.stateless_scope",
-    "scopes of variables",
-    "each is found by entering another one, which is slower",
-)
 WAITING_VARIABLES = internal(
     "keras.src.backend.common.variables:initialize_all_variables.uninitialized_variables",
     "variables that are made in a step",

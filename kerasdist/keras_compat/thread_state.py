@@ -12,7 +12,7 @@ import numpy as np
 
 from kerasdist.core.internals import Internal, value_at
 from kerasdist.keras_compat import internals
-from kerasdist.keras_compat.internals import SEED_GENERATOR, STATELESS_SCOPE
+from kerasdist.keras_compat.internals import SEED_GENERATOR
 
 # Where Keras stores the state of each thread, and the names of its parts. Compiled steps read
 # these, so they are in a dictionary: torch's compiler would trace the body of a cached function.
@@ -71,13 +71,14 @@ def paste_thread_state(state: dict[str, Any]) -> None:
         here[key] = list(value) if isinstance(value, list) else value
 
 
-def name_of_scope() -> str | None:
-    """Returns the name of the state's entry for the open stateless scope; None if it is missing."""
+def name_of_scope() -> Any:
+    """Returns the name of the state's entry for the open stateless scope; None without a state."""
     if "scope" not in KNOWN:
-        is_there = STATELESS_SCOPE.is_there() and internals.THREAD_STATE.is_there()
-        if is_there:
-            place_of_state()
-        KNOWN["scope"] = _name_of(STATELESS_SCOPE) if is_there else None
+        KNOWN["scope"] = None
+        if internals.THREAD_STATE.is_there():
+            entries = vars(getattr(*place_of_state()))
+            with keras.StatelessScope(initialize_variables=False) as scope:
+                KNOWN["scope"] = next(name for name, one in entries.items() if one is scope)
     return KNOWN["scope"]
 
 
@@ -88,17 +89,6 @@ def get_stateless_scope() -> Any:
         return getattr(getattr(*KNOWN[internals.THREAD_STATE]), name, None)
     with keras.StatelessScope(initialize_variables=False) as scope:
         return scope.original_scope
-
-
-def set_stateless_scope(scope: Any) -> None:
-    """Sets the stateless scope of this thread; None for no scope."""
-    name = name_of_scope()
-    if name is not None:
-        setattr(getattr(*(KNOWN.get(internals.THREAD_STATE) or place_of_state())), name, scope)
-        return
-    leaves = keras.StatelessScope(initialize_variables=False)
-    leaves.original_scope = scope
-    leaves.__exit__()
 
 
 def is_in_layer() -> bool:

@@ -21,11 +21,10 @@ from kerasdist.keras_compat import internals
 from kerasdist.keras_compat.models import ops
 from kerasdist.keras_compat.thread_state import (
     KNOWN,
-    get_stateless_scope,
     keep_of_thread,
     name_of_scope,
     of_thread,
-    set_stateless_scope,
+    place_of_state,
 )
 
 
@@ -59,22 +58,16 @@ def outside_stateless_scopes() -> Iterator[None]:
 
     Stored values are in the variables themselves; in a trial they are in the trial's copies.
     """
+    # Each step does this often, so function calls are avoided.
+    place = KNOWN.get(internals.THREAD_STATE) or place_of_state()
     name = KNOWN["scope"] if "scope" in KNOWN else name_of_scope()
-    place = KNOWN.get(internals.THREAD_STATE)
-    if name is None or place is None:
-        scope = get_stateless_scope()
-        set_stateless_scope(current.trial)
-    else:  # Each step does this often, so function calls are avoided.
-        threads = getattr(*place)
-        scope = getattr(threads, name, None)
-        setattr(threads, name, current.trial)
+    threads = getattr(*place)
+    scope = getattr(threads, name, None)
+    setattr(threads, name, current.trial)
     try:
         yield
     finally:
-        if name is None or place is None:
-            set_stateless_scope(scope)
-        else:
-            setattr(getattr(*place), name, scope)
+        setattr(getattr(*place), name, scope)
 
 
 def initialize_waiting_variables() -> None:
