@@ -19,13 +19,7 @@ import numpy as np
 from kerasdist.core.context import current, replaced
 from kerasdist.keras_compat import internals
 from kerasdist.keras_compat.models import ops
-from kerasdist.keras_compat.thread_state import (
-    KNOWN,
-    keep_of_thread,
-    name_of_scope,
-    of_thread,
-    place_of_state,
-)
+from kerasdist.keras_compat.thread_state import KNOWN, keep_of_thread, name_of_scope, of_thread
 
 
 def change_aggregation(variable: Any, aggregation: str, value: Any) -> None:
@@ -59,8 +53,11 @@ def outside_stateless_scopes() -> Iterator[None]:
     Stored values are in the variables themselves; in a trial they are in the trial's copies.
     """
     # Each step does this often, so function calls are avoided.
-    place = KNOWN.get(internals.THREAD_STATE) or place_of_state()
     name = KNOWN["scope"] if "scope" in KNOWN else name_of_scope()
+    if name is None:  # strategies are refused then, and open no scopes
+        yield
+        return
+    place = KNOWN[internals.THREAD_STATE]
     threads = getattr(*place)
     scope = getattr(threads, name, None)
     setattr(threads, name, current.trial)
