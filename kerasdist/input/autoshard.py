@@ -285,7 +285,8 @@ class WorkerBatches(keras_compat.DataAdapter):
 def _described(batches: Sequence[Any], like: object) -> dict[str, object]:
     """Returns the facts about the batches of the next steps that the other workers need.
 
-    The facts are the numbers of rows, and the arrays' types and shapes, which must often be equal.
+    The facts are the numbers of rows, and the arrays' types and shapes, which some backends need to
+    be equal on all workers.
     """
     form = None if like is _NONE else [[str(a.dtype), *map(str, a.shape[1:])] for a in arrays(like)]
     return {"rows": list(map(examples, batches)), "form": form}

@@ -196,7 +196,7 @@ class RowDataset:
         shapes = [np.shape(array) for array in flatten(self.arrays)]
         if len({shape[:1] for shape in shapes}) != 1 or not shapes[0]:
             raise InputError(
-                "Expected arrays with as many rows, one an example. Received: "
+                "Expected arrays with the same number of rows, one per example. Received: "
                 f"numpy_input of shapes {shapes[:10]}. A list is a structure of arrays: make an "
                 "array of a list of numbers."
             )

@@ -29,8 +29,8 @@ _REPORTED = 3
 
 ADVICE = (
     "All workers must issue the same collectives in the same order, so the first that differs is "
-    "under a condition that is not the same on all of them. Of each the message shows what is sent "
-    "and how, the function of kerasdist, and the line of your code."
+    "under a condition that is not the same on all of them. For each collective, the message shows "
+    "what is sent and how, the function of kerasdist, and the line of your code."
 )
 
 # Parts of the names of files that frameworks generate.

@@ -413,7 +413,7 @@ def current_job() -> Job | None:
 
 
 def translating_failures(place: str) -> AbstractContextManager[None]:
-    """Returns a context that raises WorkerLostError in place of errors that a loss causes."""
+    """Returns a context that raises WorkerLostError for the errors that a lost worker causes."""
     return _current[0].translating_failures(place) if _current else _ALONE
 
 
@@ -472,7 +472,7 @@ def _own_facts(membership: Membership, coordinator_host: str, port: HeldPort | N
         "given": membership.addresses[membership.rank] if membership.addresses else None,
         "port": None if port is None else port.number,
     }
-    # The chief's own connection may have a loopback address; others use its name.
+    # The chief's own connection may have a loopback address, so others use the coordinator's host.
     return {**facts, "address": coordinator_host} if membership.is_chief else facts
 
 

@@ -400,7 +400,7 @@ def torch_rows(adapter: object, chosen: Chosen) -> Iterator[tuple[Any, int]]:
 
 
 def tensorflow_rows(adapter: Any, chosen: Chosen, made: Callable[[Any, Any], Any]) -> Any:
-    """Returns a dataset of ``made(rows, numbers)``, for selected rows and their row numbers."""
+    """Returns a dataset with ``made(selected rows, numbers of all rows)`` for each batch."""
     tf = sys.modules["tensorflow"]
     arrays = internals.SLICEABLE.get()(internals.ARRAYS.of(adapter), target_backend="tensorflow")
     data = tf.data.Dataset.from_tensors(keras.tree.lists_to_tuples(arrays)).repeat()

@@ -113,7 +113,7 @@ def is_of_optimizer() -> bool:
 
 
 def is_symbolic() -> bool:
-    """Returns whether this thread computes only shapes, which is possible on PyTorch."""
+    """Returns whether this thread computes only shapes, as Keras does on PyTorch's meta device."""
     return of_thread(internals.TORCH_DEVICE) == "meta"
 
 

@@ -215,7 +215,7 @@ def _fit(original: Original, trainer: TrainerLike, call: inspect.BoundArguments)
 
 
 def _set_verbosity(trainer: TrainerLike, given: dict[str, Any]) -> None:
-    """Lets only the chief print; "auto" becomes lines, because launchers show no progress bars."""
+    """Lets only the chief print, one line per epoch for "auto": launchers show no progress bars."""
     job = trainer.replicas.job
     if job is not None and not job.is_chief:
         given["verbose"] = 0

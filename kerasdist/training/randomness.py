@@ -72,10 +72,10 @@ def _wants_rows(replica: Any) -> bool:
 
 
 def _span(count: Any, replica: Any) -> tuple[Any, Any]:
-    """Returns how many entries one device draws where a replica draws `count`, and the offset.
+    """Returns how many entries one device draws, and where this replica's entries begin in them.
 
-    The offset is that of the replica's entries. A `count` that is not a multiple of the replica's
-    rows, as for noise on weights, is returned unchanged, with offset 0.
+    The replica itself would draw `count` entries. If `count` is not a multiple of the replica's
+    rows, as for noise on weights, it is returned unchanged, and the entries begin at 0.
     """
     size, total = replica.local_batch.size, replica.local_batch.total
     if all(isinstance(one, int) for one in (count, size, total)):
