@@ -10,6 +10,7 @@ from typing import Any
 from kerasdist.core.internals import internals_of
 from kerasdist.keras_compat import internals
 from kerasdist.keras_compat.models import backend_name, ops
+from kerasdist.keras_compat.thread_state import name_of_scope
 from kerasdist.keras_compat.variables import stored_values
 
 
@@ -19,6 +20,8 @@ def require_each_fit() -> None:
     for internal in internals_of(internals).values():
         if internal.in_each_fit and backend_name() in (internal.backends or (backend_name(),)):
             internal.require()
+    if name_of_scope() is None:  # Keras keeps scopes in another place
+        raise internals.THREAD_STATE.missing()
 
 
 def build_symbolically(model: Any, batch: object) -> None:

@@ -72,13 +72,14 @@ def paste_thread_state(state: dict[str, Any]) -> None:
 
 
 def name_of_scope() -> Any:
-    """Returns the name of the state's entry for the open stateless scope; None without a state."""
+    """Returns the name of the state's entry for the open stateless scope; None if there is none."""
     if "scope" not in KNOWN:
         KNOWN["scope"] = None
         if internals.THREAD_STATE.is_there():
             entries = vars(getattr(*place_of_state()))
             with keras.StatelessScope(initialize_variables=False) as scope:
-                KNOWN["scope"] = next(name for name, one in entries.items() if one is scope)
+                names = (name for name, one in entries.items() if one is scope)
+                KNOWN["scope"] = next(names, None)
     return KNOWN["scope"]
 
 
