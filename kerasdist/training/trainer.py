@@ -113,8 +113,7 @@ class ReplicatedTrainer:
 
     def ensure_built(self, x: Any) -> None:
         """Makes the variables of a model that was never called, before replicas run it."""
-        layers = [self.model, *keras_compat.flat_layers(self.model)]
-        if all(layer.built for layer in layers):
+        if self.model.built and keras_compat.has_built_layers(self.model):
             return
         symbolic = keras.tree.map_structure(_symbol, x)
         with self.building():
