@@ -141,7 +141,7 @@ def _by_file(dataset: object, job: Job) -> Any:
     if keras_compat.is_tf_dataset(dataset):
         own, why = keras_compat.every_nth_file(dataset, job.num_workers, job.rank)
     else:
-        own, why = None, "it is none"
+        own, why = None, "it is no tf.data pipeline"
     # A worker that finds files does not know whether the other workers have found any.
     reasons = [one for one in job.all_gather_object("files of a dataset", why) if one is not None]
     if reasons:
@@ -278,7 +278,7 @@ class WorkerBatches(keras_compat.DataAdapter):
         """Returns the error for a worker that has no batch to show the types and shapes."""
         return InputError(
             f"{self._job.who} Expected at least one batch on every worker. Received: a dataset "
-            f"without any on worker {rank}. Give each worker some."
+            f"without any on worker {rank}. Give each worker at least one."
         )
 
 

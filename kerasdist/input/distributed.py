@@ -234,7 +234,7 @@ class GatheredDataset(DistributedDataset):
             elif empty is _NONE:
                 raise InputError(
                     "Expected at least one batch on every worker. Received: a dataset without any, "
-                    "while other workers have data. Give each worker some."
+                    "while other workers have data. Give each worker at least one."
                 )
             yield [empty if batch is _NONE else batch for batch in batches]
 

@@ -247,7 +247,7 @@ def require_made(trainer: TrainerLike, name: str) -> None:
         return
     model = trainer.model
     raise UnsupportedError(
-        f"Expected a {name} that calls super().{name}(), which makes what runs over the replicas. "
+        f"Expected a {name} that calls super().{name}(), which makes a function for all replicas. "
         f"Received: model={model.name!r}, whose own {name} does not. Override {STEPS[name]}, or "
-        f"call super().{name}() and wrap what it has set."
+        f"call super().{name}() and wrap the function that it sets."
     )
