@@ -294,7 +294,7 @@ def held_by(model: keras.Model, kind: type[Any]) -> list[Any]:
 
 
 def _held_in(owners: Iterable[Any], kind: type[Any], depth: int = 0) -> list[Any]:
-    """Returns the objects of a kind in attributes, and in those of users' objects to a depth."""
+    """Returns the objects of a kind in attributes of owners, and of users' objects in these."""
     found: list[Any] = []
     seen: set[int] = set()
 
@@ -359,7 +359,7 @@ def clear_losses_on(layers: Iterable[Any]) -> None:
 
 
 def require_losses_of_layers() -> None:
-    """Refuses losses that layers add, if Keras lacks what keeps those of the replicas apart."""
+    """Refuses losses that layers add, if Keras lacks what keeps each replica's losses apart."""
     internals.LOSSES.require()
     internals.CLEAR_LOSSES.require()
     if backend_name() == "jax":

@@ -104,7 +104,7 @@ def maker_of_variable() -> Any:
 
 
 def path_of_call() -> str:
-    """Returns the path of the layer that this thread is calling, within those around it."""
+    """Returns the path of the layer that this thread is calling, with the layers around it."""
     return "/".join(scope.name for scope in of_thread(internals.NAME_SCOPES) or ())
 
 

@@ -103,8 +103,8 @@ def save(
     elif job.is_chief:
         job.write_for_all(write, path)
     elif all_read:
-        # The chief gathers sharded variables, which takes all workers: this one saves too, to a
-        # temporary folder.
+        # The chief gathers sharded variables, for which it needs all workers. So this worker saves
+        # too, to a temporary folder.
         # If this worker cannot see the chief's file, it moves its own copy to the path.
         with tempfile.TemporaryDirectory() as folder:
             write_into(folder)
