@@ -91,7 +91,7 @@ class ReplicatedTrainer:
 
     @staticmethod
     def prepare_other(model: keras.Model, replicas: Any) -> None:
-        """Prepares training of a model without a strategy that shares layers with a model of one.
+        """Prepares training of a model that has no strategy, but has layers of a strategy's model.
 
         On most frameworks there is nothing to prepare.
         """
