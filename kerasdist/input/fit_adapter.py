@@ -161,6 +161,10 @@ class _BatchesAdapter(WrappedAdapter):
         """The number of batches; None if the source does not know it."""
         return length_of(self._source)
 
+    def get_numpy_iterator(self) -> Iterator[Any]:
+        """Returns the batches."""
+        return self._inner.get_numpy_iterator()
+
     def get_jax_iterator(self, super_batch: int | None = None) -> Iterator[Any]:
         """Returns the batches."""
         return self.jax_batches(super_batch)

@@ -242,11 +242,15 @@ def waiting_their_turn() -> Iterator[None]:
         yield
         return
     try:
-        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+        _choose(os.SCHED_BATCH)
     except OSError:  # a sandbox may forbid to change the class
         yield
         return
     try:
         yield
     finally:
-        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+        _choose(os.SCHED_OTHER)
+
+
+def _choose(scheduling_class: int) -> None:
+    os.sched_setscheduler(0, scheduling_class, os.sched_param(0))
