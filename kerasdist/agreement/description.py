@@ -87,7 +87,7 @@ def configuration(instance: Any, known: Collection[str] = ()) -> dict[str, Any]:
     `get_config` is not used, because it serializes, for which Keras imports TensorFlow.
     """
     kind = cast("type[Any]", type(instance))
-    given = {} if keras_compat.is_wired(instance) else _kept(instance)
+    given = {} if isinstance(instance, keras.Function | keras.Sequential) else _kept(instance)
     if keras_compat.is_of_user(kind):
         given = {name: value for name, value in given.items() if name not in OWN}
         given |= _functions(instance)

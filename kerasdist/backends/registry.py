@@ -7,7 +7,6 @@ import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 from functools import cache
-from operator import attrgetter
 from typing import Any
 
 from kerasdist import keras_compat
@@ -52,7 +51,7 @@ def _of_keras() -> Backend:
             "the variable KERAS_BACKEND before Keras is imported."
         )
     for kind in (PerReplica, Mirrored):  # this runs before any value of this kind can exist
-        keras_compat.register_tree_node(kind, attrgetter("values"))
+        keras_compat.register_tree_node(kind)
     return importlib.import_module(_MODULES[name]).BACKEND
 
 

@@ -43,7 +43,7 @@ from kerasdist.errors import BackupError, KerasdistError
 from kerasdist.job import launcher
 from kerasdist.job.interruption import ExitCode
 from kerasdist.job.job import current_job
-from kerasdist.keras_compat import ops
+from kerasdist.keras_compat import internals, ops
 
 
 @final
@@ -299,7 +299,7 @@ class BackupAndRestore(Callback):
         if facts["stopping"] and not facts["batches"]:
             # Training was about to stop at the end of that epoch, so there is no further epoch.
             begin = max((self.params or {}).get("epochs") or 0, begin)
-        keras_compat.set_initial_epoch(model, begin)
+        internals.INITIAL_EPOCH.set(model, begin)
         if facts["batches"]:
             self._resumed = facts
         else:
@@ -353,7 +353,7 @@ class BackupAndRestore(Callback):
         """Removes the backups if they are no longer needed."""
         self._in_training = False
         self._unmute.close()
-        keras_compat.set_initial_epoch(self.model, None)
+        internals.INITIAL_EPOCH.set(self.model, None)
         self._files.training_ended(removes=self._delete)
 
     def _save_and_choose(self, epoch: int, batches: int) -> None:

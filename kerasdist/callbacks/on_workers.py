@@ -34,6 +34,7 @@ from kerasdist.errors import UnsupportedError
 from kerasdist.input.fit_adapter import WrappedAdapter
 from kerasdist.job import launcher
 from kerasdist.job.job import Job
+from kerasdist.keras_compat import internals
 
 # Callbacks that change how a model is trained, so that all workers must have the same ones.
 CHANGE_TRAINING = (
@@ -214,8 +215,8 @@ class _RestoresAll(DelegatingCallback):
 
         def restore_all(logs: dict[str, object] | None = None) -> None:
             restore(logs)
-            epoch = job.broadcast_object("restored epoch", keras_compat.initial_epoch(self.model))
-            keras_compat.set_initial_epoch(self.model, epoch)
+            epoch = job.broadcast_object("restored epoch", internals.INITIAL_EPOCH.of(self.model))
+            internals.INITIAL_EPOCH.set(self.model, epoch)
             broadcast(self.model)
 
         self.on_train_begin = restore_all

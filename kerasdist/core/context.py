@@ -104,6 +104,8 @@ class Current(threading.local):
             cross-replica code that a replica has called. Within `whole_step` this list has an
             entry, although `replica` is None.
         placements: The open placements, the innermost last.
+        draws_for_all: Whether a replica draws random numbers for all rows of the global batch.
+        issued_for: The code of a waiting thread for which this one issues collectives; else empty.
         set_scope: The scope that `kerasdist.experimental_set_strategy` has opened, or None.
     """
 
@@ -116,6 +118,8 @@ class Current(threading.local):
         self.scopes: list[StrategyLike] = []
         self.replicas: list[ReplicaLike | None] = []
         self.placements: list[Placement] = []
+        self.draws_for_all = False
+        self.issued_for = ""
         self.set_scope: AbstractContextManager[Any] | None = None
 
 

@@ -72,7 +72,7 @@ def parse_devices(names: Any) -> tuple[Device, ...]:
     if not isinstance(names, Iterable):
         raise DeviceError(
             f"Expected a list of the names of devices. Received: devices={names!r:.200}. Name "
-            "them, such as ['gpu:0', 'gpu:1'], or pass None for all that there are."
+            "them, such as ['gpu:0', 'gpu:1'], or pass None for all devices of this machine."
         )
     devices = tuple(map(parse_device, cast("Iterable[Any]", names)))
     if not devices:

@@ -31,7 +31,7 @@ _DEVICE_KIND = "Write jax.devices()[0].device_kind."
 _ITERATE = "Write iter(dataset)."
 _RUN = "Write strategy.run(fn, args=(...), kwargs={...})."
 _DESCRIBE = "Describe the cluster by kerasdist.cluster.SimpleClusterResolver(cluster_spec, ...)."
-_ENVIRONMENT = f"Leave it out: the environment's variables say it. {_DESCRIBE}"
+_ENVIRONMENT = f"Leave it out: kerasdist reads it from environment variables. {_DESCRIBE}"
 _ORDINAL = "Write topology.tpu_device_ordinal_at_coordinates(...), a device's number."
 _TPU_ON_VM = "Run the script on the TPU's own VMs, and leave it out."
 _TOPOLOGY = "Write topology = kerasdist.tpu.initialize_tpu_system(resolver), which describes it."
@@ -152,7 +152,7 @@ ADVICE: Mapping[str, Mapping[str, str]] = {
     },
     "DeviceAssignment": {
         "lookup_replicas": "Write assignment.coordinates(replica, logical_core), with which "
-        "topology.task_ordinal_at_coordinates(...) says whose they are.",
+        "topology.task_ordinal_at_coordinates(...) returns the number of the worker.",
         "host_device": "Write assignment.tpu_ordinal(replica), the device's number on its host.",
         "tpu_device": "Write assignment.tpu_ordinal(replica, logical_core), a device's number.",
     },
@@ -169,7 +169,7 @@ ARGUMENTS: Mapping[str, Mapping[str, str]] = {
     },
     "connect_to_cluster": {
         "cluster_device_filters job_name make_master_device_default protocol task_index": (
-            "Leave it out: the resolver says it."
+            "Leave it out: kerasdist takes it from the resolver."
         )
     },
     "TPUStrategy": {"steps_per_run": "Write model.compile(steps_per_execution=...)."},

@@ -198,8 +198,8 @@ def own_share(seen: Sequence[tuple[str, Sequence[str]]], rank: int) -> list[str]
     for each in sharing:
         if set(seen[each][1]) != set(mine):
             raise DeviceError(
-                "Expected workers of one machine to see the same GPUs, which they then divide, or "
-                f"each its own. Received: worker {rank} sees {list(mine)} and worker {each} "
+                "Expected the workers of one machine to see the same GPUs, which they divide, or "
+                f"separate ones. Received: worker {rank} sees {list(mine)} and worker {each} "
                 f"{list(seen[each][1])}, on {seen[rank][0]}. Set {CUDA} for all of them, or for "
                 "none."
             )

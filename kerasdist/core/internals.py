@@ -38,11 +38,11 @@ class Internal:
             ``"module:Owner.name"``, ``"module:name"``, or ``"module:"`` for a whole module. The
             last name may also be an attribute that objects of the owner get when they are made.
             Versions are `EVERY_VERSION`, ``"3.12 to 3.15"``, or ``"3.16"`` for "from 3.16 on".
+            kerasdist does not need the internal before the first of these versions.
         feature: The feature that needs this internal, in a user's words.
         without: What happens if the internal is missing.
         backends: The backends that use the internal; all of them, if empty.
         in_each_fit: Whether every `fit` of a strategy's model needs the internal.
-        since: The first version that has the internal; kerasdist does not need it before.
     """
 
     spellings: Mapping[str, str]
@@ -50,7 +50,6 @@ class Internal:
     without: str = REFUSED
     backends: tuple[str, ...] = ()
     in_each_fit: bool = False
-    since: str | None = None
 
     @property
     def package(self) -> str:
@@ -76,7 +75,8 @@ class Internal:
         installed = framework_version(self.package)
         if installed is None or self.is_there():
             return False
-        return self.since is None or Version(installed) >= Version(self.since)
+        first = list(self.spellings.values())[-1].partition(" ")[0]
+        return first == EVERY_VERSION or Version(installed) >= Version(f"{first}.dev0")
 
     def require(self) -> None:
         """Raises a `VersionError` if the installed version does not have this internal."""

@@ -27,11 +27,7 @@ class VariableTable(Generic[_Entry]):
     def put(self, variable: Any, entry: _Entry) -> None:
         """Stores a variable's entry and replaces an earlier one."""
         key, entries = id(variable), self._entries
-        known = entries.get(key)
-        if known is not None and known[0]() is variable:
-            entries[key] = known[0], entry
-        else:
-            entries[key] = weakref.ref(variable, lambda _: entries.pop(key, None)), entry
+        entries[key] = weakref.ref(variable, lambda _: entries.pop(key, None)), entry
 
     def discard(self, variable: Any) -> None:
         """Removes a variable's entry, if it has one."""

@@ -21,7 +21,9 @@ from kerasdist.core.earlier_names import EarlierNames, refuse_arguments
 
 
 class DeviceOrderMode(enum.IntEnum):
-    """The order in which a `DeviceAssignment` takes devices; RING is refused, as XLA finds rings.
+    """The order in which a `DeviceAssignment` takes devices.
+
+    RING is refused, because XLA itself finds the rings.
 
     Source: https://www.tensorflow.org/api_docs/python/tf/tpu/experimental/DeviceOrderMode
     """
@@ -253,7 +255,7 @@ def _blocks(mesh: Any, shape: Any, stride: Any) -> Any | None:
     if not (len(shape) == len(stride) == 4 and shape.min() > 0 and stride.min() > 0):
         return None
     shape = np.array(shape)
-    for axis in (3, 2):  # a mesh without this axis gets neighbours along x or y instead
+    for axis in (3, 2):  # in a mesh without this axis, a replica gets neighbours along x or y
         for factor in prime_factors(int(shape[axis])) if mesh[axis] == 1 else ():
             fits = [one for one in range(2) if shape[one] * factor * stride[one] <= mesh[one]]
             if fits:

@@ -89,5 +89,5 @@ def _check(structures: Sequence[Any], alike: Callable[[Any], bool]) -> None:
     if not all(alike(one) for one in structures):
         raise ValueError(
             f"Expected the same structure from every replica. Received: {list(structures)!r:.300}. "
-            "Return the same tuples, lists and dicts from each, whatever its part of the batch."
+            "Return the same tuples, lists and dicts on each replica, whichever rows it has."
         )

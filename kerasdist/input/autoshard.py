@@ -141,7 +141,7 @@ def _by_file(dataset: object, job: Job) -> Any:
     if keras_compat.is_tf_dataset(dataset):
         own, why = keras_compat.every_nth_file(dataset, job.num_workers, job.rank)
     else:
-        own, why = None, "it is none"
+        own, why = None, "it is no tf.data pipeline"
     # A worker that finds files does not know whether the other workers have found any.
     reasons = [one for one in job.all_gather_object("files of a dataset", why) if one is not None]
     if reasons:
@@ -166,15 +166,15 @@ class _Epochs:
         epoch, self._number = self._number, self._number + 1
         if keras_compat.is_torch_dataloader(self._dataset):
             tell_epoch(self._dataset, epoch)
-        known = keras_compat.is_dataset(self._own)
-        return iter(keras_compat.own_batches(self._own) if known else self._own)
+        if keras_compat.is_dataset(self._own) and not keras_compat.is_native_dataset(self._own):
+            return keras_compat.batches(self._own)
+        return iter(self._own)
 
     def pass_over(self, epochs: int) -> None:
         """Skips epochs that an earlier process has already read."""
         self._number += epochs
         if keras_compat.is_tf_dataset(self._own):
-            for _ in range(epochs):
-                iter(self._own)  # a new iterator draws the seeds of its shuffles
+            keras_compat.begin_often(self._own, epochs)
 
 
 @final
@@ -278,14 +278,15 @@ class WorkerBatches(keras_compat.DataAdapter):
         """Returns the error for a worker that has no batch to show the types and shapes."""
         return InputError(
             f"{self._job.who} Expected at least one batch on every worker. Received: a dataset "
-            f"without any on worker {rank}. Give each worker some."
+            f"without any on worker {rank}. Give each worker at least one."
         )
 
 
 def _described(batches: Sequence[Any], like: object) -> dict[str, object]:
     """Returns the facts about the batches of the next steps that the other workers need.
 
-    The facts are the numbers of rows, and the arrays' types and shapes, which must often be equal.
+    The facts are the numbers of rows, and the arrays' types and shapes, which some backends need to
+    be equal on all workers.
     """
     form = None if like is _NONE else [[str(a.dtype), *map(str, a.shape[1:])] for a in arrays(like)]
     return {"rows": list(map(examples, batches)), "form": form}

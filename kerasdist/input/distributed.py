@@ -234,7 +234,7 @@ class GatheredDataset(DistributedDataset):
             elif empty is _NONE:
                 raise InputError(
                     "Expected at least one batch on every worker. Received: a dataset without any, "
-                    "while other workers have data. Give each worker some."
+                    "while other workers have data. Give each worker at least one."
                 )
             yield [empty if batch is _NONE else batch for batch in batches]
 
@@ -272,11 +272,11 @@ def _require_own_rows(strategy: StrategyLike) -> None:
     replicas: Any = strategy.replica_set
     if replicas is not None and replicas.spans_workers:
         raise UnsupportedError(
-            "Expected global batches, of which all workers read the same: with this LayoutMap the "
-            f"rows of a replica are those of {replicas.options.devices_per_replica} workers. "
-            "Received: a dataset of which each worker reads its own. Pass the global batches to "
-            "fit or strategy.distribute_dataset, with AutoShardPolicy.OFF for a tf.data pipeline "
-            "with options."
+            "Expected a dataset of global batches, which all workers read: with this LayoutMap "
+            f"{replicas.options.devices_per_replica} workers compute the rows of one replica. "
+            "Received: a dataset of which each worker reads its own rows. Pass the global batches "
+            "to fit or strategy.distribute_dataset, with AutoShardPolicy.OFF for a tf.data "
+            "pipeline with options."
         )
 
 

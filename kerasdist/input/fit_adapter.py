@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, cast, final
 
 import numpy as np
@@ -133,20 +134,9 @@ class WrappedAdapter(keras_compat.DataAdapter):
         """Number of batches; None if it is not known."""
         return self._inner.num_batches
 
-    @property
-    def batch_size(self) -> int | None:
-        """Number of examples in a batch; None if it is not known."""
-        return self._inner.batch_size
-
-    @property
-    def has_partial_batch(self) -> bool | None:
-        """Whether the last batch is smaller."""
-        return self._inner.has_partial_batch
-
-    @property
-    def partial_batch_size(self) -> int | None:
-        """The size of the last batch, if it is smaller."""
-        return self._inner.partial_batch_size
+    batch_size = property(attrgetter("_inner.batch_size"))
+    has_partial_batch = property(attrgetter("_inner.has_partial_batch"))
+    partial_batch_size = property(attrgetter("_inner.partial_batch_size"))
 
     def on_epoch_begin(self) -> None:
         """Passes the event on to the inner adapter."""

@@ -83,9 +83,9 @@ def examples(batch: object) -> int:
     sizes = {leaf.shape[0] for leaf in arrays(batch)}
     if len(sizes) > 1:
         raise InputError(
-            "Expected all arrays of a batch to have as many rows, one an example. "
-            f"Received: shapes={[tuple(leaf.shape) for leaf in arrays(batch)]}. Hand a table that "
-            "is not part of the batch to the model itself, or repeat it a row an example."
+            "Expected all arrays of a batch to have the same number of rows, one per example. "
+            f"Received: shapes={[tuple(leaf.shape) for leaf in arrays(batch)]}. Give a table that "
+            "is not part of the batch to the model itself, or repeat it for each example."
         )
     return next(iter(sizes), 0)
 

@@ -9,8 +9,8 @@ import copy
 import itertools
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any, Protocol, cast, final, runtime_checkable
+from dataclasses import dataclass, replace
+from typing import Any, cast, final
 
 import numpy as np
 
@@ -61,7 +61,8 @@ def lasting_batches_of(source: object) -> Callable[[], Iterator[Any]]:
 
 def is_lasting(source: object) -> bool:
     """Returns whether a source keeps a batch's arrays unchanged when it yields the next batch."""
-    return isinstance(source, list | tuple) or keras_compat.yields_new_arrays(source)
+    makes_new = keras_compat.is_tf_dataset(source) or keras_compat.is_torch_dataloader(source)
+    return makes_new or isinstance(source, list | tuple)
 
 
 def copied(batch: object) -> Any:
@@ -85,14 +86,6 @@ def _is_iterable(source: Any) -> bool:
     except TypeError:
         return False
     return True
-
-
-@runtime_checkable
-class KnowsEpoch(Protocol):
-    """A sampler whose order depends on the epoch, such as `DistributedSampler`."""
-
-    def set_epoch(self, epoch: int) -> None:
-        """Sets the epoch."""
 
 
 @final
@@ -171,7 +164,7 @@ def samplers_of(loader: Any) -> list[Any]:
 def tell_epoch(loader: object, epoch: int) -> None:
     """Sets the epoch in the samplers of a ``DataLoader`` that have an epoch."""
     for sampler in samplers_of(loader):
-        if isinstance(sampler, KnowsEpoch):
+        if hasattr(sampler, "set_epoch"):  # as `DistributedSampler` has
             sampler.set_epoch(epoch)
 
 
@@ -203,7 +196,7 @@ class RowDataset:
         shapes = [np.shape(array) for array in flatten(self.arrays)]
         if len({shape[:1] for shape in shapes}) != 1 or not shapes[0]:
             raise InputError(
-                "Expected arrays with as many rows, one an example. Received: "
+                "Expected arrays with the same number of rows, one per example. Received: "
                 f"numpy_input of shapes {shapes[:10]}. A list is a structure of arrays: make an "
                 "array of a list of numbers."
             )
@@ -215,7 +208,7 @@ class RowDataset:
             seed: The seed of the order; None for a random seed.
         """
         generator = np.random.default_rng(seed)
-        return RowDataset(self.arrays, self.batch_size, self.drop_remainder, generator)
+        return replace(self, shuffled=generator)
 
     def batch(self, batch_size: int, drop_remainder: bool = False) -> RowDataset:
         """Returns the rows in batches.
@@ -229,7 +222,7 @@ class RowDataset:
         """
         if batch_size < 1:
             raise ValueError(f"Expected batch_size to be positive. Received: {batch_size=}.")
-        return RowDataset(self.arrays, batch_size, drop_remainder, self.shuffled)
+        return replace(self, batch_size=batch_size, drop_remainder=drop_remainder)
 
     def __len__(self) -> int:
         """Returns the number of rows, or of batches."""

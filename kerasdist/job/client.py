@@ -18,14 +18,14 @@ from kerasdist.job.handshake import Credentials
 from kerasdist.job.listening import address_in
 from kerasdist.job.protocol import Facts, Timeouts
 
-_INTERRUPTED = "interrupted"
-_LEFT_EARLY = "left early"
+# The error for each kind of failure.
 _FAILURES = {
     "lost": WorkerLostError,
-    _INTERRUPTED: WorkerLostError,
-    _LEFT_EARLY: WorkerLostError,
+    "interrupted": WorkerLostError,
+    "left early": WorkerLostError,
     "disagree": DisagreementError,
     "too large": JobError,
+    "refused": JobError,
 }
 
 # How many seconds a new connection waits for the chief's first message: the first wait, and the
@@ -48,8 +48,8 @@ class Client:
         step: How many steps this worker has begun that need the other workers.
         place: The running call that needs the other workers; empty outside of such a call.
         entered: How often this worker has entered such a call.
-        interrupted: Whether the job ended because a worker was interrupted by Ctrl-C.
-        left_early: Whether the job ended because one worker's script ended before the others'.
+        failure_kind: Why the job ended, such as ``"interrupted"`` for a worker's Ctrl-C, or ``"left
+            early"`` for a script that ended before the others'; empty as long as the job goes on.
         report: A function that returns the report on this worker's batches; another thread calls
             it.
         last_collectives: A function that returns the last recorded collectives; another thread
@@ -64,8 +64,7 @@ class Client:
         self.step = 0
         self.place = ""
         self.entered = 0
-        self.interrupted = False
-        self.left_early = False
+        self.failure_kind = ""
         self.report: Callable[[], Report | None] = lambda: None
         self.last_collectives: Callable[[], list[str]] = list
         self._timeouts = timeouts
@@ -80,13 +79,18 @@ class Client:
         self.closed = False
         self._sending = threading.Lock()
         self._socket = self._connected(host, port, credentials)
-        self.roster = self._admitted()
+        self._socket.settimeout(None)
+        self.facts.setdefault("address", self._socket.getsockname()[0])
         self.address = address_in(self.facts)
+        self.roster: Mapping[str, Any] = {}
         # The number of this worker's signs of life, now and at the chief's last sign of life. Their
         # difference is the chief's silence, without the time in which this process was suspended.
         self._beats = self._heard = 0
+        self._send({"type": "hello", **self.facts})
         threading.Thread(target=self._listen, name="kerasdist-client", daemon=True).start()
         threading.Thread(target=self._beat, name="kerasdist-beat", daemon=True).start()
+        with self._changed:
+            self._wait_for(lambda: bool(self.roster))
 
     def failure_within(self, seconds: float) -> JobError | None:
         """Waits until the job fails; returns None if it does not fail within `seconds`."""
@@ -113,9 +117,7 @@ class Client:
                 self._is_asked = True
                 self._send({"type": "ask"})
             if self._is_asked:
-                self._changed.wait_for(lambda: self._meeting_place is not None or self.failure)
-                if self.failure is not None:
-                    raise self.failure
+                self._wait_for(lambda: self._meeting_place is not None)
             here, self._next_place = self._next_place, self._next_place + 1
             if here != self._meeting_place:
                 return False
@@ -141,12 +143,16 @@ class Client:
     def _result(self, channel: str, number: int) -> list[Any]:
         key = channel, number
         with self._changed:
-            # The coordinator ends this wait by its time-out.
-            # If the coordinator is lost, `_beat` ends it.
-            self._changed.wait_for(lambda: key in self._results or self.failure is not None)
-            if key in self._results:
-                return self._results.pop(key)
-            assert self.failure is not None
+            self._wait_for(lambda: key in self._results)
+            return self._results.pop(key)
+
+    def _wait_for(self, has_come: Callable[[], bool]) -> None:
+        """Waits for a message; raises the error that ends the job before the message has come.
+
+        The coordinator ends this wait by its time-out. If the coordinator is lost, `_beat` ends it.
+        """
+        self._changed.wait_for(lambda: has_come() or self.failure is not None)
+        if self.failure is not None and not has_come():
             raise self.failure
 
     def close(self, error: str | None = None) -> None:
@@ -159,8 +165,7 @@ class Client:
         """Stores the error that ended the job."""
         with self._changed:
             if self.failure is None and not self.closed:
-                self.interrupted = kind == _INTERRUPTED
-                self.left_early = kind == _LEFT_EARLY
+                self.failure_kind = kind
                 self.failure = _FAILURES[kind](f"{self.who} {why}.")
             self._changed.notify_all()
 
@@ -185,30 +190,6 @@ class Client:
             except JobError as error:
                 raise JobError(f"{self.who} {error}") from error
 
-    def _admitted(self) -> Mapping[str, Any]:
-        here = self._socket.getsockname()[0]
-        self.facts.setdefault("address", here)
-        self._send({"type": "hello", **self.facts})
-        # The coordinator has the same time-out, but its message may take some seconds longer.
-        self._socket.settimeout(self._timeouts.join + 10)
-        while True:
-            try:
-                message = protocol.receive(self._socket)
-            except OSError as error:
-                raise JobError(
-                    f"{self.who} Expected the chief to let this worker in. Received: {error}. "
-                    "Look for an error in the chief's log, or for another service on that port."
-                ) from error
-            match message["type"]:
-                case "roster":
-                    self._socket.settimeout(None)
-                    return message
-                case "refused":
-                    raise JobError(f"{self.who} {message['why']}.")
-                case "failure":
-                    raise _FAILURES[message["kind"]](f"{self.who} {message['why']}.")
-                # other messages are only signs of life
-
     def _listen(self) -> None:
         try:
             while not self.closed:
@@ -222,6 +203,10 @@ class Client:
                             key = message["channel"], message["number"]
                             self._results[key] = list(itertools.chain.from_iterable(runs))
                             self._changed.notify_all()
+                    case "roster":
+                        with self._changed:
+                            self.roster = message
+                            self._changed.notify_all()
                     case "asked":
                         with self._changed:
                             self._is_asked = True
@@ -230,6 +215,8 @@ class Client:
                         with self._changed:
                             self._meeting_place = message["place"]
                             self._changed.notify_all()
+                    case "refused":
+                        self.fail("refused", message["why"])
                     case "failure":
                         self.fail(message["kind"], message["why"])
                     # other messages are only signs of life

@@ -10,13 +10,12 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Generator, Mapping
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Mapping
 from pathlib import Path
 from types import FrameType
 from typing import final
 
+from kerasdist.core.context import current
 from kerasdist.core.user_warnings import LIBRARIES, PACKAGE
 from kerasdist.errors import JobError
 
@@ -30,15 +29,12 @@ _REPORTED = 3
 
 ADVICE = (
     "All workers must issue the same collectives in the same order, so the first that differs is "
-    "under a condition that is not the same on all of them. Of each the message shows what is sent "
-    "and how, the function of kerasdist, and the line of your code."
+    "under a condition that is not the same on all of them. For each collective, the message shows "
+    "what is sent and how, the function of kerasdist, and the line of your code."
 )
 
 # Parts of the names of files that frameworks generate.
 _GENERATED = ("__autograph_generated", "torchinductor")
-
-# The code that issues this thread's collectives, if that is in another thread, which waits.
-_place: ContextVar[str] = ContextVar("_place", default="")
 
 
 def log_if_wanted(environ: Mapping[str, str] = os.environ) -> CollectiveLog | None:
@@ -106,7 +102,7 @@ class CollectiveLog:
 
 def described(kind: str, what: str) -> str:
     """Returns the description of a collective, with the code that issues it."""
-    return f"{kind} {what}{_place.get() or code_here()}"
+    return f"{kind} {what}{current.issued_for or code_here()}"
 
 
 def code_here() -> str:
@@ -126,13 +122,3 @@ def code_here() -> str:
             users = f", {Path(file).name}:{frame.f_lineno}"
         frame = frame.f_back
     return f"{ours}{users}"
-
-
-@contextmanager
-def issued_for(place: str) -> Generator[None]:
-    """Records this thread's collectives as issued at `place`, by a thread that waits for it."""
-    before = _place.set(place)
-    try:
-        yield
-    finally:
-        _place.reset(before)

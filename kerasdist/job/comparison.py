@@ -179,8 +179,8 @@ Report = Mapping[str, Any]
 """A worker's report on its batches, as JSON; `check_report` checks its form."""
 
 # A difference ends the job only after this many further steps. If the epoch ends before that, its
-# own comparison raises an error, which a script can handle. The end of the job is for workers that
-# wait for each other in collectives of different programs.
+# own comparison raises an error, which a script can handle. Workers that wait for each other in
+# collectives of different programs never come to the epoch's end, so the job must be ended.
 STEPS_BEYOND = 20
 
 # A worker whose batches change their form more often than this is compared only at the epoch's end.

@@ -107,7 +107,7 @@ class Meeting:
 
     @property
     def places(self) -> dict[int, str]:
-        """Returns, for a message, the workers that have come to the exchange."""
+        """The place of each worker that has come to the exchange, in words for a message."""
         return dict.fromkeys(self.sent, f"at {self.label!r}")
 
     def add(self, rank: int, value: object) -> None:
@@ -240,11 +240,8 @@ class Coordinator:
         if not isinstance(hello.get("given"), str | None):
             raise TypeError(f"given={hello['given']!r}")
         why = None
-        if (
-            type(rank) is not int
-            or hello["num_workers"] != self._workers
-            or not 0 <= rank < self._workers
-        ):
+        is_rank = type(rank) is int and rank in range(self._workers)
+        if not is_rank or hello["num_workers"] != self._workers:
             why = (
                 f"the chief expects {self._workers} workers, and this one calls itself number "
                 f"{rank} of {hello['num_workers']}"
@@ -343,7 +340,7 @@ class Coordinator:
         if len(outcomes) > save.occurrence:
             outcome = outcomes[save.occurrence]
         elif (
-            # then the chief has saved another file instead
+            # the chief has saved another file instead of this one
             sum(map(len, in_step.values())) > save.index
             or self._members[CHIEF].step > save.step
             or self._chief_waits_for(save.rank)

@@ -167,7 +167,7 @@ def introduced(host: str, port: int, mine: Credentials, wait: float) -> socket.s
 def _digest(mine: Credentials, role: str, chiefs_nonce: str, workers_nonce: str) -> str:
     parts = (role, mine.job_id, chiefs_nonce, workers_nonce)
     # The length precedes each part, so that different parts never give the same bytes.
-    # A peer may send any JSON text as its number, even half of a surrogate pair: no error here.
+    # A peer may send any text as its nonce. Even half of a surrogate pair must raise no error here.
     encoded = [part.encode(errors="surrogatepass") for part in parts]
     message = b"".join(len(part).to_bytes(4, "big") + part for part in encoded)
     return hmac.new(mine.secret or b"", message, hashlib.sha256).hexdigest()
@@ -258,11 +258,10 @@ class Gate:
         self._unreported, self._reported_at = 0, now
 
 
-async def read(reader: asyncio.StreamReader, most: int | None = None) -> object:
+async def read(reader: asyncio.StreamReader, most: int = protocol.FRAME_BYTES) -> object:
     """Returns the next message of a connection."""
     header = await reader.readexactly(protocol.HEADER_BYTES)
-    size = protocol.body_size(header) if most is None else protocol.body_size(header, most)
-    return protocol.unpacked(await reader.readexactly(size))
+    return protocol.unpacked(await reader.readexactly(protocol.body_size(header, most)))
 
 
 def _peer(writer: asyncio.StreamWriter) -> str:

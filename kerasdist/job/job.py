@@ -289,8 +289,7 @@ class Job:
 
     def step_started(self) -> None:
         """Counts a step that needs the other workers."""
-        if self._client.failure is not None:
-            self.check()
+        self.check()
         self._interrupts.raise_again()
         self._client.step += 1
         if self.collectives is not None and self._client.step % collectives.STEPS == 0:
@@ -375,10 +374,8 @@ class Job:
             self._meet("end of the script", self._client.step, channel=LEAVING)
             self.compare_collectives("the end of the script")
         except JobError as error:
-            if self._client.left_early:
-                self._monitor.report_end(error)
-                return
             self._monitor.end(error)
+            return
         for callback in reversed(self._at_leave):
             callback()
         self._monitor.disarm()
@@ -416,7 +413,7 @@ def current_job() -> Job | None:
 
 
 def translating_failures(place: str) -> AbstractContextManager[None]:
-    """Returns a context that raises WorkerLostError in place of errors that a loss causes."""
+    """Returns a context that raises WorkerLostError for the errors that a lost worker causes."""
     return _current[0].translating_failures(place) if _current else _ALONE
 
 
@@ -475,7 +472,7 @@ def _own_facts(membership: Membership, coordinator_host: str, port: HeldPort | N
         "given": membership.addresses[membership.rank] if membership.addresses else None,
         "port": None if port is None else port.number,
     }
-    # The chief's own connection may have a loopback address; others use its name.
+    # The chief's own connection may have a loopback address, so others use the coordinator's host.
     return {**facts, "address": coordinator_host} if membership.is_chief else facts
 
 

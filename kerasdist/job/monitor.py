@@ -69,19 +69,22 @@ class Monitor:
         self._disarmed.set()
 
     def end(self, failure: JobError) -> None:
-        """Ends this process, whose script has ended and which only waits for the other workers."""
+        """Ends this process, whose script has ended and which only waits for the other workers.
+
+        If another worker's script has ended too early, this method only prints that, and lets this
+        script end with its own exit code.
+        """
+        if self._client.failure_kind == "left early":
+            sys.stderr.write(f"{failure}\n")
+            self.fail(None, 1)
+            return
         self.disarm()
         self._end_with(failure, f"{failure}\n")
 
     def fail(self, why: str | None, code: int) -> None:
-        """Tells the other workers why this worker ends, unless they know, and lets it end."""
+        """Tells the other workers why this worker ends, if they do not know, and lets it end."""
         self.disarm()
         self._leave_job(why, code)
-
-    def report_end(self, failure: JobError) -> None:
-        """Prints why the job has ended, and lets the script end with its own exit code."""
-        sys.stderr.write(f"{failure}\n")
-        self.fail(None, 1)
 
     def hasten(self) -> None:
         """Limits the time this process may take after the job, if the worker was interrupted."""
@@ -103,7 +106,7 @@ class Monitor:
             if self._disarmed.wait(0.2):
                 return
             failure = self._client.failure
-        interrupted = self._client.interrupted
+        interrupted = self._client.failure_kind == "interrupted"
         if self._disarmed.wait(AFTER_INTERRUPTION_SECONDS if interrupted else GRACE_SECONDS):
             return
         if interrupted:
@@ -138,7 +141,7 @@ class Monitor:
             self._interrupted = True
             self._leave_job(interruption.CTRL_C, _INTERRUPTED, interruption.SECONDS)
             return
-        if isinstance(error, JobError) and self._client.interrupted:
+        if isinstance(error, JobError) and self._client.failure_kind == "interrupted":
             self._end_with(error, interruption.described_wait(error, trace))
         self._shown_by(kind, error, trace)
         if isinstance(error, JobError) and self._client.failure is not None:
@@ -160,7 +163,8 @@ class Monitor:
 
     def _end_with(self, failure: JobError, said: str) -> NoReturn:
         lost = isinstance(failure, WorkerLostError)
-        sys.stderr.write(f"{said}{_ADVICE if lost and not self._client.interrupted else ''}")
+        advises = lost and self._client.failure_kind != "interrupted"
+        sys.stderr.write(f"{said}{_ADVICE if advises else ''}")
         self._let_others_know()
         interruption.exit_now(ExitCode.LOST_WORKER if lost else 1)
 

@@ -32,7 +32,7 @@ ALL, FOR_CHIEF, NUMBERS = "all", "for chief", "numbers"
 SAVES = "saves"
 
 # The size of the largest message: the largest values, and some bytes for each worker.
-_FRAME_BYTES = MAX_BYTES + 1024 * 1024
+FRAME_BYTES = MAX_BYTES + 1024 * 1024
 
 
 Facts = Mapping[str, object]
@@ -46,15 +46,15 @@ class MalformedError(ConnectionError):
 def packed(message: object) -> bytes:
     """Returns the bytes of a message."""
     body = json.dumps(message, separators=(",", ":")).encode()
-    if len(body) > _FRAME_BYTES:
+    if len(body) > FRAME_BYTES:
         raise ValueError(
-            f"Expected a message of at most {_FRAME_BYTES} bytes. Received: {len(body)} bytes. "
+            f"Expected a message of at most {FRAME_BYTES} bytes. Received: {len(body)} bytes. "
             "Send tensors by collectives."
         )
     return len(body).to_bytes(HEADER_BYTES, "big") + body
 
 
-def body_size(header: bytes, most: int = _FRAME_BYTES) -> int:
+def body_size(header: bytes, most: int) -> int:
     """Returns the size of the body that a header announces."""
     size = int.from_bytes(header, "big")
     if size > most:
@@ -80,7 +80,7 @@ def decompressed(text: str) -> Any:
     return json.loads(zlib.decompress(base64.b85decode(text)))
 
 
-def receive(connection: socket.socket, most: int = _FRAME_BYTES) -> Any:
+def receive(connection: socket.socket, most: int = FRAME_BYTES) -> Any:
     """Waits for a message on a socket, and returns it."""
     return unpacked(_exactly(connection, body_size(_exactly(connection, HEADER_BYTES), most)))
 

@@ -148,11 +148,6 @@ def is_native_dataset(source: object) -> bool:
     return backend_name() == "tensorflow" and is_tf_dataset(source)
 
 
-def yields_new_arrays(source: object) -> bool:
-    """Returns whether a dataset makes new arrays for each batch."""
-    return is_tf_dataset(source) or is_torch_dataloader(source)
-
-
 def copied(leaf: object) -> Any:
     """Returns a copy of an array or tensor; anything else is returned as it is."""
     if isinstance(leaf, np.ndarray):
@@ -340,11 +335,6 @@ def every_nth_file(dataset: Any, shards: int, index: int) -> tuple[Any, str | No
     return own.with_options(dataset.options()), None
 
 
-def own_batches(dataset: Any) -> Iterator[Any]:
-    """Yields a dataset's batches once, as NumPy arrays; on TensorFlow `tf.data` yields tensors."""
-    return iter(dataset) if is_native_dataset(dataset) else batches(dataset)
-
-
 # A worker reads only its own rows of each batch from Keras's adapter of arrays.
 # Keras shuffles in a different way on each framework.
 # So a second adapter of Keras is made for the numbers of the rows.
@@ -386,20 +376,14 @@ def _is_sparse(leaf: object) -> bool:
 
 def jax_rows(adapter: object, chosen: Chosen) -> Iterator[tuple[Any, int]]:
     """Yields the selected rows of each batch for JAX, and the size of the whole batch."""
-    take_rows = _taker(
-        adapter, "jax", lambda sliceable, rows: sliceable.convert_to_jax_compatible(rows)
-    )
+    take_rows = _taker(adapter, "jax", lambda rows: rows)
     for numbers in _numbers(adapter).get_jax_iterator():
         yield take_rows(chosen(numbers)), len(numbers)
 
 
 def torch_rows(adapter: object, chosen: Chosen) -> Iterator[tuple[Any, int]]:
     """Returns the selected rows of each batch, as tensors, and the size of the whole batch."""
-
-    def tensor(kind: Any, rows: Any) -> Any:
-        return keras.ops.convert_to_tensor(kind.convert_to_torch_compatible(rows))
-
-    take_rows = _taker(adapter, "torch", tensor)
+    take_rows = _taker(adapter, "torch", keras.ops.convert_to_tensor)
     every: Any = _numbers(adapter)
     loader = every.get_torch_dataloader()
     # The iteration starts now and not with the first batch, because the start draws a number. Keras
@@ -416,7 +400,7 @@ def torch_rows(adapter: object, chosen: Chosen) -> Iterator[tuple[Any, int]]:
 
 
 def tensorflow_rows(adapter: Any, chosen: Chosen, made: Callable[[Any, Any], Any]) -> Any:
-    """Returns a dataset of ``made(rows, numbers)``, for selected rows and their row numbers."""
+    """Returns a dataset with ``made(selected rows, numbers of all rows)`` for each batch."""
     tf = sys.modules["tensorflow"]
     arrays = internals.SLICEABLE.get()(internals.ARRAYS.of(adapter), target_backend="tensorflow")
     data = tf.data.Dataset.from_tensors(keras.tree.lists_to_tuples(arrays)).repeat()
@@ -451,14 +435,16 @@ def _numbers(adapter: Any) -> Any:
     return numbers
 
 
-def _taker(
-    adapter: Any, framework: str, converted: Callable[[Any, Any], Any]
-) -> Callable[[Any], Any]:
+def _taker(adapter: Any, framework: str, finish: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Returns a function that takes rows by their numbers, in the framework's form."""
     sliceables = internals.SLICEABLE.get()(internals.ARRAYS.of(adapter), target_backend=framework)
 
     def take_rows(numbers: object) -> Any:
         def rows(sliceable: Any) -> Any:
-            return None if sliceable is None else converted(sliceable, sliceable[numbers])
+            if sliceable is None:
+                return None
+            convert = getattr(sliceable, f"convert_to_{framework}_compatible")
+            return finish(convert(sliceable[numbers]))
 
         return map_leaves(rows, sliceables)
 

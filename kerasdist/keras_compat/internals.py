@@ -90,9 +90,9 @@ INITIALIZE_DDP = Internal(
     "models outside of the scope in a job's process, which Keras would wrap",
     "such a model is refused in a job",
     _TORCH,
-    since="3.16.0.dev0",
 )
 
+# The epoch with which `fit` begins; None lets its argument decide.
 INITIAL_EPOCH = internal("keras:Model._initial_epoch", "BackupAndRestore")
 COMPILED_LOSS = _first_batch("keras:Model._compile_loss")
 COMPILED_METRICS = _first_batch("keras:Model._compile_metrics")
@@ -122,11 +122,6 @@ EXPORTED_NAMES = _saved_parts("keras.src.api_export:REGISTERED_OBJS_TO_NAMES")
 # Keras's state of each thread, and the names of its entries.
 
 THREAD_STATE = _each_fit("keras.src.backend.common.global_state:GLOBAL_STATE_TRACKER")
-STATELESS_SCOPE = internal(
-    "keras.src.backend.common.stateless_scope:get_stateless_scope.stateless_scope",
-    "scopes of variables",
-    "each is found by entering another one, which is slower",
-)
 WAITING_VARIABLES = internal(
     "keras.src.backend.common.variables:initialize_all_variables.uninitialized_variables",
     "variables that are made in a step",
@@ -317,7 +312,6 @@ EPOCHS_READ = Internal(
     {f"{_ADAPTERS}:ArrayDataAdapter._epoch": "3.16"},
     "BackupAndRestore with data that Keras shuffles",
     f"{REFUSED}; {_own_rows.keywords['without']}",
-    since="3.16.0.dev0",
 )
 GENERATOR = internal(
     f"{_ADAPTERS}:GeneratorDataAdapter.generator", "fit with a distributed dataset of a list"

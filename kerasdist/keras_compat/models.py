@@ -5,13 +5,12 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
 import keras
 
-from kerasdist.core.internals import Internal
 from kerasdist.core.structures import flatten
 from kerasdist.keras_compat import internals
 
@@ -60,12 +59,9 @@ def is_orbax_checkpoint(callback: keras.callbacks.Callback) -> bool:
 
 def overrides(callback: keras.callbacks.Callback, events: Iterable[str]) -> bool:
     """Returns whether a callback overrides one of these events of Keras's base class."""
-    return any(_is_overridden(callback, event) for event in events)
-
-
-def _is_overridden(callback: keras.callbacks.Callback, event: str) -> bool:
-    own = getattr(callback, event)
-    return getattr(own, "__func__", own) is not getattr(keras.callbacks.Callback, event)
+    base = keras.callbacks.Callback
+    methods = ((getattr(callback, event), getattr(base, event)) for event in events)
+    return any(getattr(own, "__func__", own) is not inherited for own, inherited in methods)
 
 
 def metrics_here(model: Any) -> dict[str, Any]:
@@ -155,11 +151,6 @@ def is_default_name(name: str, kind: type) -> bool:
 def _letters(name: str) -> str:
     """Returns a name in lower case, without underscores or other separators."""
     return re.sub(r"[\W_]", "", name).lower()
-
-
-def is_wired(model: keras.Model) -> bool:
-    """Returns whether a model is Functional or Sequential."""
-    return isinstance(model, keras.Function | keras.Sequential)
 
 
 def wiring(model: Any) -> list[tuple[Any, list[Any]]]:
@@ -303,7 +294,7 @@ def held_by(model: keras.Model, kind: type[Any]) -> list[Any]:
 
 
 def _held_in(owners: Iterable[Any], kind: type[Any], depth: int = 0) -> list[Any]:
-    """Returns the objects of a kind in attributes, and in those of users' objects to a depth."""
+    """Returns the objects of a kind in attributes of owners, and of users' objects in these."""
     found: list[Any] = []
     seen: set[int] = set()
 
@@ -355,15 +346,9 @@ def require_built(model: keras.Model) -> None:
 
 def is_complete(model: Any) -> bool:
     """Returns whether all layers, the losses and the metrics of a compiled model are built."""
-    compiled = (
-        _compiled(model, internals.COMPILED_LOSS),
-        _compiled(model, internals.COMPILED_METRICS),
-    )
+    names = internals.COMPILED_LOSS.attribute, internals.COMPILED_METRICS.attribute
+    compiled = (getattr(model, name, None) for name in names)
     return has_built_layers(model) and all(one is None or one.built for one in compiled)
-
-
-def _compiled(model: Any, internal: Internal) -> Any:
-    return getattr(model, internal.attribute, None)
 
 
 def clear_losses_on(layers: Iterable[Any]) -> None:
@@ -374,7 +359,7 @@ def clear_losses_on(layers: Iterable[Any]) -> None:
 
 
 def require_losses_of_layers() -> None:
-    """Refuses losses that layers add, if Keras lacks what keeps those of the replicas apart."""
+    """Refuses losses that layers add, if Keras lacks what keeps each replica's losses apart."""
     internals.LOSSES.require()
     internals.CLEAR_LOSSES.require()
     if backend_name() == "jax":
@@ -440,47 +425,28 @@ def require_scaling(*, in_fit: bool) -> None:
         internals.UNSCALE_LOSS.require()
 
 
-# A function that returns the parts of an object in order.
-Parts = Callable[[Any], Sequence[Any]]
-
-
-def register_tree_node(kind: type[Any], parts: Parts) -> None:
-    """Lets `keras.tree` flatten and rebuild the objects of a class."""
-    if not internals.TREE.is_there():
-        return
-    tree = internals.TREE.get()  # Keras's module for the tree library that it has chosen
-    register = _REGISTER.get(tree.__name__.rpartition(".")[2])
-    if register is not None:
-        register(tree, kind, parts)
-
-
-def _by_optree(tree: Any, kind: type[Any], parts: Parts) -> None:
-    tree.optree.register_pytree_node(
-        kind,
-        lambda value: (parts(value), None),
-        lambda _, children: kind(tuple(children)),
-        namespace="keras",
-    )
-
-
-def _by_torch(tree: Any, kind: type[Any], parts: Parts) -> None:
-    torch_tree = tree.torch_tree
-    torch_tree.register_pytree_node(
-        kind,
-        lambda value: (list(parts(value)), None),
-        lambda children, _: kind(tuple(children)),
-        flatten_with_keys_fn=lambda value: (
-            [(torch_tree.SequenceKey(index), part) for index, part in enumerate(parts(value))],
-            None,
-        ),
-    )
-
-
-# The keys are the names of Keras's modules.
-_REGISTER: dict[str, Callable[[Any, type[Any], Parts], None]] = {
-    "optree_impl": _by_optree,
-    "torchtree_impl": _by_torch,
-}
+def register_tree_node(kind: type[Any]) -> None:
+    """Lets `keras.tree` flatten and rebuild the objects of a class, which have `values`."""
+    # Keras's module for the tree library that it has chosen
+    tree: Any = internals.TREE.get() if internals.TREE.is_there() else None
+    if hasattr(tree, "torch_tree"):
+        torch_tree = tree.torch_tree
+        torch_tree.register_pytree_node(
+            kind,
+            lambda value: (list(value.values), None),
+            lambda children, _: kind(tuple(children)),
+            flatten_with_keys_fn=lambda value: (
+                [(torch_tree.SequenceKey(index), one) for index, one in enumerate(value.values)],
+                None,
+            ),
+        )
+    elif hasattr(tree, "optree"):
+        tree.optree.register_pytree_node(
+            kind,
+            lambda value: (value.values, None),
+            lambda _, children: kind(tuple(children)),
+            namespace="keras",
+        )
 
 
 # The following functions are for masks and for the reductions of losses.

@@ -1,9 +1,9 @@
 """The table of everything that is patched in Keras, and the code that applies the patches.
 
 A row of the table names the functions that run in place of one function of Keras. The first
-argument of each is the next function of the row, for the last one Keras's own; then come the
-arguments of the call. For a model without a strategy, and for code outside of
-replicas, the function only calls Keras's own, so that plain Keras code runs.
+argument of each function is the next function of the row, or for the last one Keras's own function;
+the arguments of the call follow. For a model without a strategy, and for code outside of replicas,
+a function only calls Keras's own, so that plain Keras code runs.
 
 If a class in `BASES` inherits a method, nothing of Keras is replaced. Instead the class gets one
 more base class before Keras's, with the functions as its methods. A subclass that overrides such a

@@ -10,6 +10,7 @@ from typing import Any
 from kerasdist.core.internals import internals_of
 from kerasdist.keras_compat import internals
 from kerasdist.keras_compat.models import backend_name, ops
+from kerasdist.keras_compat.thread_state import name_of_scope
 from kerasdist.keras_compat.variables import stored_values
 
 
@@ -19,6 +20,8 @@ def require_each_fit() -> None:
     for internal in internals_of(internals).values():
         if internal.in_each_fit and backend_name() in (internal.backends or (backend_name(),)):
             internal.require()
+    if name_of_scope() is None:  # Keras keeps scopes in another place
+        raise internals.THREAD_STATE.missing()
 
 
 def build_symbolically(model: Any, batch: object) -> None:
@@ -62,27 +65,12 @@ def put_state(model: Any, state: Mapping[str, Any]) -> None:
     setattr(model, internals.JAX_STATE.attribute, dict(state))
 
 
-def take_jax_state(model: Any, **which: bool) -> tuple[Any, ...]:
-    """Returns the values of variables in the form that Keras's loops use."""
-    return internals.GET_JAX_STATE.of(model)(**which)
-
-
 # The following functions are for all backends.
 
 
 def drop_compiled(model: Any) -> None:
     """Makes a TensorFlow model compile its steps again."""
     model.train_function = model.test_function = model.predict_function = None
-
-
-def initial_epoch(model: Any) -> int | None:
-    """Returns the epoch with which `fit` begins; None if its argument decides."""
-    return internals.INITIAL_EPOCH.of(model)
-
-
-def set_initial_epoch(model: Any, epoch: int | None) -> None:
-    """Sets the epoch with which `fit` begins; None lets its argument decide."""
-    internals.INITIAL_EPOCH.set(model, epoch)
 
 
 def skip_batches(model: Any, count: int, unread: int, logs: Any, then: Callable[[], None]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
+from functools import partial
 from typing import Any
 
 import keras
@@ -11,7 +12,7 @@ import numpy as np
 
 from kerasdist.core.internals import Internal, value_at
 from kerasdist.keras_compat import internals
-from kerasdist.keras_compat.internals import SEED_GENERATOR, STATELESS_SCOPE
+from kerasdist.keras_compat.internals import SEED_GENERATOR
 
 # Where Keras stores the state of each thread, and the names of its parts. Compiled steps read
 # these, so they are in a dictionary: torch's compiler would trace the body of a cached function.
@@ -46,16 +47,14 @@ def _name_of(internal: Internal) -> str:
 
 def of_thread(internal: Internal) -> Any:
     """Returns the entry of Keras's state of the calling thread, None if there is none."""
-    return getattr(
-        getattr(*(KNOWN.get(internals.THREAD_STATE) or place_of_state())), _name_of(internal), None
-    )
+    state = getattr(*(KNOWN.get(internals.THREAD_STATE) or place_of_state()))
+    return getattr(state, KNOWN.get(internal) or _name_of(internal), None)
 
 
 def keep_of_thread(internal: Internal, value: object) -> None:
     """Sets an entry of Keras's state of the calling thread."""
-    setattr(
-        getattr(*(KNOWN.get(internals.THREAD_STATE) or place_of_state())), _name_of(internal), value
-    )
+    state = getattr(*(KNOWN.get(internals.THREAD_STATE) or place_of_state()))
+    setattr(state, KNOWN.get(internal) or _name_of(internal), value)
 
 
 def copy_thread_state() -> dict[str, Any]:
@@ -68,16 +67,19 @@ def paste_thread_state(state: dict[str, Any]) -> None:
     here = vars(getattr(*(KNOWN.get(internals.THREAD_STATE) or place_of_state())))
     here.clear()
     # Stacks, such as the stack of name scopes, are copied for each thread.
-    here.update({key: list(v) if isinstance(v, list) else v for key, v in state.items()})
+    for key, value in state.items():
+        here[key] = list(value) if isinstance(value, list) else value
 
 
-def name_of_scope() -> str | None:
-    """Returns the name of the state's entry for the open stateless scope; None if it is missing."""
+def name_of_scope() -> Any:
+    """Returns the name of the state's entry for the open stateless scope; None if there is none."""
     if "scope" not in KNOWN:
-        is_there = STATELESS_SCOPE.is_there() and internals.THREAD_STATE.is_there()
-        if is_there:
-            place_of_state()
-        KNOWN["scope"] = _name_of(STATELESS_SCOPE) if is_there else None
+        KNOWN["scope"] = None
+        if internals.THREAD_STATE.is_there():
+            entries = vars(getattr(*place_of_state()))
+            with keras.StatelessScope(initialize_variables=False) as scope:
+                names = (name for name, one in entries.items() if one is scope)
+                KNOWN["scope"] = next(names, None)
     return KNOWN["scope"]
 
 
@@ -88,17 +90,6 @@ def get_stateless_scope() -> Any:
         return getattr(getattr(*KNOWN[internals.THREAD_STATE]), name, None)
     with keras.StatelessScope(initialize_variables=False) as scope:
         return scope.original_scope
-
-
-def set_stateless_scope(scope: Any) -> None:
-    """Sets the stateless scope of this thread; None for no scope."""
-    name = name_of_scope()
-    if name is not None:
-        setattr(getattr(*(KNOWN.get(internals.THREAD_STATE) or place_of_state())), name, scope)
-        return
-    leaves = keras.StatelessScope(initialize_variables=False)
-    leaves.original_scope = scope
-    leaves.__exit__()
 
 
 def is_in_layer() -> bool:
@@ -113,7 +104,7 @@ def maker_of_variable() -> Any:
 
 
 def path_of_call() -> str:
-    """Returns the path of the layer that this thread is calling, within those around it."""
+    """Returns the path of the layer that this thread is calling, with the layers around it."""
     return "/".join(scope.name for scope in of_thread(internals.NAME_SCOPES) or ())
 
 
@@ -123,7 +114,7 @@ def is_of_optimizer() -> bool:
 
 
 def is_symbolic() -> bool:
-    """Returns whether this thread computes only shapes, which is possible on PyTorch."""
+    """Returns whether this thread computes only shapes, as Keras does on PyTorch's meta device."""
     return of_thread(internals.TORCH_DEVICE) == "meta"
 
 
@@ -150,30 +141,12 @@ def has_no_seed_generator() -> bool:
 
     Returns False if Keras lacks such a generator; then `draw_seed` refuses draws in replicas.
     """
-    if SEED_GENERATOR.path is None:
-        return False
-    return (
-        getattr(
-            getattr(*(KNOWN.get(internals.THREAD_STATE) or place_of_state())),
-            (KNOWN.get(SEED_GENERATOR) or _name_of(SEED_GENERATOR)),
-            None,
-        )
-        is None
-    )
+    return SEED_GENERATOR.path is not None and of_thread(SEED_GENERATOR) is None
 
 
-def global_seed_generator() -> Any:
-    """Returns the generator of seeds for draws without a seed in this thread, or None."""
-    return of_thread(SEED_GENERATOR)
-
-
-def set_global_seed_generator(generator: object) -> None:
-    """Sets the generator of seeds for draws without a seed in this thread."""
-    setattr(
-        getattr(*(KNOWN.get(internals.THREAD_STATE) or place_of_state())),
-        (KNOWN.get(SEED_GENERATOR) or _name_of(SEED_GENERATOR)),
-        generator,
-    )
+# These get and set the generator of seeds for draws without a seed in this thread.
+global_seed_generator = partial(of_thread, SEED_GENERATOR)
+set_global_seed_generator = partial(keep_of_thread, SEED_GENERATOR)
 
 
 def global_seed() -> int | None:

@@ -19,14 +19,7 @@ import numpy as np
 from kerasdist.core.context import current, replaced
 from kerasdist.keras_compat import internals
 from kerasdist.keras_compat.models import ops
-from kerasdist.keras_compat.thread_state import (
-    KNOWN,
-    get_stateless_scope,
-    keep_of_thread,
-    name_of_scope,
-    of_thread,
-    set_stateless_scope,
-)
+from kerasdist.keras_compat.thread_state import KNOWN, keep_of_thread, name_of_scope, of_thread
 
 
 def change_aggregation(variable: Any, aggregation: str, value: Any) -> None:
@@ -59,22 +52,19 @@ def outside_stateless_scopes() -> Iterator[None]:
 
     Stored values are in the variables themselves; in a trial they are in the trial's copies.
     """
+    # Each step does this often, so function calls are avoided.
     name = KNOWN["scope"] if "scope" in KNOWN else name_of_scope()
-    place = KNOWN.get(internals.THREAD_STATE)
-    if name is None or place is None:
-        scope = get_stateless_scope()
-        set_stateless_scope(current.trial)
-    else:  # Each step does this often, so function calls are avoided.
-        threads = getattr(*place)
-        scope = getattr(threads, name, None)
-        setattr(threads, name, current.trial)
+    if name is None:  # strategies are refused then, and open no scopes
+        yield
+        return
+    place = KNOWN[internals.THREAD_STATE]
+    threads = getattr(*place)
+    scope = getattr(threads, name, None)
+    setattr(threads, name, current.trial)
     try:
         yield
     finally:
-        if name is None or place is None:
-            set_stateless_scope(scope)
-        else:
-            setattr(getattr(*place), name, scope)
+        setattr(getattr(*place), name, scope)
 
 
 def initialize_waiting_variables() -> None:
@@ -152,11 +142,6 @@ def nbytes(variable: keras.Variable, shape: Sequence[int] | None = None) -> int:
     """Returns how many bytes a variable's value, or a shard of it, has or will have."""
     elements = math.prod(variable.shape if shape is None else shape)
     return elements * np.dtype(stored_dtype(variable)).itemsize
-
-
-def store_shape(variable: Any, shape: tuple[int, ...]) -> None:
-    """Sets the shape that Keras sees for a variable."""
-    internals.SHAPE.set(variable, shape)
 
 
 def autocast(variable: Any, value: object) -> Any:

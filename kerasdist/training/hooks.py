@@ -210,14 +210,12 @@ def _fit(original: Original, trainer: TrainerLike, call: inspect.BoundArguments)
         )
     _adapt(trainer, given, given["steps_per_epoch"], position)
     on_workers.prepare(given, replicas)
-    watch_functions(trainer, given)
-    _set_verbosity(trainer, given)
     with on_workers.in_fit(given):
         return _run(original, trainer, call, facts)
 
 
 def _set_verbosity(trainer: TrainerLike, given: dict[str, Any]) -> None:
-    """Lets only the chief print; "auto" becomes lines, because launchers show no progress bars."""
+    """Lets only the chief print, one line per epoch for "auto": launchers show no progress bars."""
     job = trainer.replicas.job
     if job is not None and not job.is_chief:
         given["verbose"] = 0
@@ -229,8 +227,6 @@ def _set_verbosity(trainer: TrainerLike, given: dict[str, Any]) -> None:
 def _evaluate(original: Original, trainer: TrainerLike, call: inspect.BoundArguments) -> Any:
     replicas, job = trainer.replicas, trainer.replicas.job
     facts = {} if job is None else worker_agreement.given(job, replicas, call.arguments)
-    _set_verbosity(trainer, call.arguments)
-    watch_functions(trainer, call.arguments)
     _adapt(trainer, call.arguments, call.arguments["steps"])
     return _run(original, trainer, call, facts)
 
@@ -290,6 +286,8 @@ def _adapted(
 def _run(
     original: Original, trainer: TrainerLike, call: inspect.BoundArguments, facts: dict[str, Any]
 ) -> Any:
+    watch_functions(trainer, call.arguments)
+    _set_verbosity(trainer, call.arguments)
     replicas, calling = trainer.replicas, nullcontext()
     if replicas.job is not None:
         name = original.__name__

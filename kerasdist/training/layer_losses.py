@@ -47,7 +47,7 @@ def add_loss(original: Callable[..., Any], layer: keras.Layer, loss: object) -> 
 
 
 def losses(original: Callable[..., list[Any]], layer: keras.Layer) -> list[Any]:
-    """Returns the losses that a layer and its inner layers added here, then those Keras keeps."""
+    """Returns the losses that a layer and its inner layers added, then losses that Keras keeps."""
     of_replica, others = _of_replica(), original(layer)
     if not of_replica:
         return others

@@ -73,7 +73,7 @@ class ReplicatedSum(keras.metrics.Sum):
 
 
 class ReplicatedWrapper(keras.metrics.MeanMetricWrapper):
-    """Precedes `keras.metrics.MeanMetricWrapper` in a metric's bases; may give it all rows."""
+    """Precedes `MeanMetricWrapper` in a metric's bases; may give the metric's function all rows."""
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
         """Updates the state by the function's values; in `fit` each replica updates its own state.
@@ -231,7 +231,7 @@ def metric_created(
 def _mixes(
     metric: keras.Metric, function: Any, arguments: dict[str, Any], y_true: Any, y_pred: Any
 ) -> bool:
-    """Returns whether a metric's function may mix rows, as a user's that returns a scalar.
+    """Returns whether a metric's function may mix rows; a user's does if it returns a scalar.
 
     All replicas must come to the same answer. With a single row any function may return a scalar,
     so it is then called with the row repeated.

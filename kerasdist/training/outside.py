@@ -25,8 +25,8 @@ def require_no_scope(model: keras.Model) -> None:
     if here.num_replicas_in_sync > 1:
         raise ScopeError(
             "Expected a model made in the scope in which it is compiled. Received: model="
-            f"{model.name!r}, made outside of the scope of {here}. Make the model, too, inside of "
-            "`with strategy.scope():`. To train it on one device, compile it outside."
+            f"{model.name!r}, made outside of the scope of {here}. Make the model inside of "
+            "`with strategy.scope():`, too. To train it on one device, compile it outside."
         )
 
 

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from contextvars import ContextVar
 from functools import cache
 from typing import Any
 
 from kerasdist import config, keras_compat
-from kerasdist.core.context import current
+from kerasdist.core.context import current, replaced
 from kerasdist.keras_compat import internals, ops
 
 # The distance between the seeds of two replicas: the 32-bit golden ratio, halved to fit int32.
@@ -31,19 +30,19 @@ _SIZED_BY = {
     "dropout": "inputs",
     "categorical": "logits",
 }
-_draws_for_all = ContextVar("draws for all replicas", default=False)
 
 
 def draw_rows(original: Callable[..., Any], *args: object, **kwargs: object) -> Any:
     """Draws the same numbers as one device for the global batch; returns this replica's rows."""
     replica, sized_by = current.replica, _SIZED_BY.get(original.__name__)
-    if sized_by is None or not _wants_rows(replica) or _draws_for_all.get():
+    if sized_by is None or not _wants_rows(replica) or current.draws_for_all:
         return original(*args, **kwargs)
     call = inspect.signature(original).bind(*args, **kwargs)
     given: Any = call.arguments[sized_by]
     shape = tuple(given) if sized_by == "shape" else tuple(ops.shape(given))
     if not shape:
-        return _drawn_for_all(original, call)
+        with replaced(current, "draws_for_all", True):
+            return original(*call.args, **call.kwargs)
     total, begin = _span(shape[0], replica)
     rest = shape[1:]
     if sized_by == "shape":
@@ -57,7 +56,8 @@ def draw_rows(original: Callable[..., Any], *args: object, **kwargs: object) -> 
         around = (begin, total - begin - shape[0])
         before, after = (ops.zeros((count, *rest), given.dtype) for count in around)
         call.arguments[sized_by] = ops.concatenate([before, given, after])
-    drawn = _drawn_for_all(original, call)
+    with replaced(current, "draws_for_all", True):
+        drawn = original(*call.args, **call.kwargs)
     own = drawn[begin : begin + shape[0]]
     if not isinstance(begin, int):  # the graph has lost the static size by slicing
         own = ops.reshape(own, (shape[0], *own.shape[1:]))
@@ -71,19 +71,11 @@ def _wants_rows(replica: Any) -> bool:
     return config.draws() == "global"
 
 
-def _drawn_for_all(original: Callable[..., Any], call: inspect.BoundArguments) -> Any:
-    token = _draws_for_all.set(True)
-    try:
-        return original(*call.args, **call.kwargs)
-    finally:
-        _draws_for_all.reset(token)
-
-
 def _span(count: Any, replica: Any) -> tuple[Any, Any]:
-    """Returns how many entries one device draws where a replica draws `count`, and the offset.
+    """Returns how many entries one device draws, and where this replica's entries begin in them.
 
-    The offset is that of the replica's entries. A `count` that is not a multiple of the replica's
-    rows, as for noise on weights, is returned unchanged, with offset 0.
+    The replica itself would draw `count` entries. If `count` is not a multiple of the replica's
+    rows, as for noise on weights, it is returned unchanged, and the entries begin at 0.
     """
     size, total = replica.local_batch.size, replica.local_batch.total
     if all(isinstance(one, int) for one in (count, size, total)):
@@ -121,7 +113,7 @@ def draw_seed(
     _require_places()
     with replica.collectives.equal_writes():  # every replica advances the generator's state equally
         seed = original(generator, *args, **kwargs)
-    if _draws_for_all.get():
+    if current.draws_for_all:
         return seed
     index, dtype = replica.replica_id_in_sync_group, seed.dtype
     if not isinstance(index, int):  # on JAX the number is known only when the program runs

@@ -103,8 +103,8 @@ def save(
     elif job.is_chief:
         job.write_for_all(write, path)
     elif all_read:
-        # The chief gathers sharded variables, which takes all workers: this one saves too, to a
-        # temporary folder.
+        # The chief gathers sharded variables, for which it needs all workers. So this worker saves
+        # too, to a temporary folder.
         # If this worker cannot see the chief's file, it moves its own copy to the path.
         with tempfile.TemporaryDirectory() as folder:
             write_into(folder)
@@ -116,19 +116,19 @@ def save(
 
 
 def _place_of(error: OSError) -> str:
-    """Returns at which variable Keras was when an error came, to be said; "" if at none."""
+    """Returns words for the variable that Keras was writing when an error came; "" for none."""
     layer: Any = None
     entries: list[tuple[Any, str, Any]] = []
     for frame, _ in traceback.walk_tb(error.__traceback__):
         known = frame.f_locals
-        if frame.f_code.co_name == "save_own_variables":  # public: users write their own
+        if frame.f_code.co_name == "save_own_variables":  # a public method, which users override
             layer = known.get("self")
         elif frame.f_code.co_name == "__setitem__" and layer is not None and "key" in known:
             entries.append((layer, str(known["key"]), known.get("value")))
     if not entries:
         return ""
     owner, key, value = entries[-1]
-    # Layers with adapters, or quantized, write other values, or in another order.
+    # Layers that have adapters or are quantized write other values, or write in another order.
     its = owner.variables[int(key)] if key.isdigit() and int(key) < len(owner.variables) else None
     if its is not None and tuple(its.shape) == np.shape(value):
         return f", at the variable {its.path!r}"
@@ -205,7 +205,7 @@ def _export(original: Original, model: keras.Model, path: str) -> None:
 
 @final
 class _Seen:
-    """A layer with symbols in the place of its variables; a weight's includes its LoRA adapters."""
+    """A layer with symbols for its variables; a weight's symbol includes the LoRA adapters."""
 
     def __init__(self, layer: keras.Layer, symbols: _Symbols) -> None:
         self._layer = layer

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any
 
 import keras
 
@@ -91,7 +91,7 @@ class ReplicatedTrainer:
 
     @staticmethod
     def prepare_other(model: keras.Model, replicas: Any) -> None:
-        """Prepares training of a model that has no strategy but shares layers with such a model.
+        """Prepares training of a model that has no strategy, but has layers of a strategy's model.
 
         On most frameworks there is nothing to prepare.
         """
@@ -113,8 +113,7 @@ class ReplicatedTrainer:
 
     def ensure_built(self, x: Any) -> None:
         """Makes the variables of a model that was never called, before replicas run it."""
-        layers = [self.model, *keras_compat.flat_layers(self.model)]
-        if all(layer.built for layer in layers):
+        if self.model.built and keras_compat.has_built_layers(self.model):
             return
         symbolic = keras.tree.map_structure(_symbol, x)
         with self.building():
@@ -226,11 +225,16 @@ def defined_by_class(kind: type, name: str) -> Any:
 
 
 def watch_functions(trainer: TrainerLike, given: dict[str, Any]) -> None:
-    """Adds a callback that checks whether a user's own make_*_function has called Keras's."""
+    """Adds a callback that checks, before a step, whether the trainer has made its function."""
     is_alone = trainer.replicas.num_replicas == 1
     if is_alone or all(map(trainer.has_builtin, STEPS)):
         return
-    callbacks, watching = given["callbacks"], _Watch(trainer)
+    watching = keras.callbacks.LambdaCallback(
+        on_train_begin=lambda logs: require_made(trainer, "make_train_function"),
+        on_test_begin=lambda logs: require_made(trainer, "make_test_function"),
+        on_predict_begin=lambda logs: require_made(trainer, "make_predict_function"),
+    )
+    callbacks = given["callbacks"]
     if isinstance(callbacks, keras.callbacks.CallbackList):
         callbacks.callbacks.append(watching)
     else:
@@ -243,28 +247,7 @@ def require_made(trainer: TrainerLike, name: str) -> None:
         return
     model = trainer.model
     raise UnsupportedError(
-        f"Expected a {name} that calls super().{name}(), which makes what runs over the replicas. "
+        f"Expected a {name} that calls super().{name}(), which makes a function for all replicas. "
         f"Received: model={model.name!r}, whose own {name} does not. Override {STEPS[name]}, or "
-        f"call super().{name}() and wrap what it has set."
+        f"call super().{name}() and wrap the function that it sets."
     )
-
-
-@final
-class _Watch(keras.callbacks.Callback):
-    """Checks before the first step that the trainer has made the function for it."""
-
-    def __init__(self, trainer: TrainerLike) -> None:
-        super().__init__()
-        self._trainer = trainer
-
-    def on_train_begin(self, logs: Any = None) -> None:
-        """Checks the function of `fit`."""
-        require_made(self._trainer, "make_train_function")
-
-    def on_test_begin(self, logs: Any = None) -> None:
-        """Checks the function of `evaluate`."""
-        require_made(self._trainer, "make_test_function")
-
-    def on_predict_begin(self, logs: Any = None) -> None:
-        """Checks the function of `predict`."""
-        require_made(self._trainer, "make_predict_function")

@@ -298,7 +298,7 @@ def rows_of_arrays(lab, strategy):
     lab.equal([2, 2], [len(batches), len(list(batches))])
     lab.equal([Y[:4], Y[4:8], Y[8:]], [batch["y"] for batch in rows.batch(4)])
     for wrong in ((X, Y[:4]), (), np.float32(3.0)):
-        with lab.raises(kd.errors.InputError, "Expected arrays with as many rows.*Received: "):
+        with lab.raises(kd.errors.InputError, "Expected arrays with the same number.*Received: "):
             strategy.experimental_make_numpy_dataset(wrong)
     with lab.raises(ValueError, "Expected batch_size to be positive.*Received: batch_size=0"):
         rows.batch(0)

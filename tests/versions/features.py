@@ -93,7 +93,7 @@ FEATURES: Mapping[str, Use] = dict(
             "keras",
             False,
             (uses.train_equally, "FLATTEN_LAYERS METRICS BUILD_BEFORE_FIT EPOCH_ITERATOR DTYPE"),
-            (uses.train_equally, "RESULT_OR_LOGS STATELESS_SCOPE UPDATE_AT_ONCE"),
+            (uses.train_equally, "RESULT_OR_LOGS UPDATE_AT_ONCE"),
             (uses.clip_sharded, "READ_WEIGHT WEIGHTS_OF_LAYER", _TORCH, ("jax", "torch")),
             (uses.train, "ARRAYS SLICEABLE NODES HISTORY", _ALL),
             (uses.train_outside, "INITIALIZE_DDP"),

@@ -61,7 +61,7 @@ class JaxTrial(Trial):
         """Runs the step as a program on one device, or on the mesh as `fit` does."""
         model = self._model
         arrays = self._replicas.arrays
-        state = keras_compat.take_jax_state(model, **dict.fromkeys(TRAIN_STATE, True))
+        state = keras_compat.internals.GET_JAX_STATE.of(model)(**dict.fromkeys(TRAIN_STATE, True))
         state = jax.tree.map(copied, state)
         with keras_compat.in_trial(None):
             if self._alone:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, final
 
@@ -34,7 +34,7 @@ from kerasdist.backends.tensorflow.replica.variables import (
 from kerasdist.core.context import current, replaced, replica_scope
 from kerasdist.core.structures import Arguments, map_leaves
 from kerasdist.errors import ReplicaError, UnsupportedError
-from kerasdist.job.collectives import code_here, issued_for
+from kerasdist.job.collectives import code_here
 from kerasdist.training import numerics
 from kerasdist.training.batch_norm import combined
 
@@ -440,11 +440,12 @@ class TensorFlowCollectives(Collectives):
         Returns the function's result; a distributed value is replaced by the replica's component.
         """
         # The record shall name the code of this thread, but another thread issues the collective.
-        issued = issued_for(code_here()) if self._group.is_recorded else nullcontext()
+        code = code_here() if self._group.is_recorded else ""
 
         def merged(native_strategy: tf.distribute.Strategy, everyone: object) -> Any:
             # Without a device, operations would run on the first GPU of the machine.
-            with issued, tf.device(native_strategy.extended.worker_devices[0]):
+            device = tf.device(native_strategy.extended.worker_devices[0])
+            with replaced(current, "issued_for", code), device:
                 return function(columns_of(copies(everyone)))
 
         replica_context = tf.distribute.get_replica_context()

@@ -349,14 +349,14 @@ def stored_as(values: Sequence[tuple[keras.Variable, torch.Tensor]]) -> Generato
     ]
     for variable, value in values:
         keras_compat.store_value(variable, value)
-        keras_compat.store_shape(variable, tuple(value.shape))
+        keras_compat.internals.SHAPE.set(variable, tuple(value.shape))
         _shards.discard(variable)
     try:
         yield
     finally:
         for variable, shard, own, shape in before:
             keras_compat.store_value(variable, own)
-            keras_compat.store_shape(variable, shape)
+            keras_compat.internals.SHAPE.set(variable, shape)
             if shard is not None:
                 _shards.put(variable, shard)
 
