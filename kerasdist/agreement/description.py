@@ -25,6 +25,7 @@ import numpy as np
 
 from kerasdist import keras_compat
 from kerasdist.agreement.results import checksum_of
+from kerasdist.core.internals import codes_in
 from kerasdist.input.distributed import (
     DistributedDataset,
     DividedDataset,
@@ -317,7 +318,7 @@ def _used(function: FunctionType) -> Iterator[tuple[str, Any]]:
     yield from zip(parameters, defaults, strict=True)
     yield from (function.__kwdefaults__ or {}).items()
     yield from closure_of(function)
-    for one in _nested(code):
+    for one in codes_in(code):
         for name in one.co_names:
             if name in function.__globals__ and name[:2] != "__":
                 yield name, function.__globals__[name]
@@ -330,13 +331,6 @@ def closure_of(function: FunctionType) -> Iterator[tuple[str, Any]]:
             yield name, cell.cell_contents
         except ValueError:  # the variable is not set yet
             continue
-
-
-def _nested(code: CodeType) -> Iterator[CodeType]:
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _nested(constant)
 
 
 def _digest_of_code(code: CodeType) -> str:

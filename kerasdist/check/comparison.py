@@ -199,12 +199,7 @@ def _slots_of(model: Any) -> Sequence[Any]:
 def bytes_of_copies(model: keras.Model) -> int:
     """Returns the bytes of a step's copies of the state and gradients on a device."""
     copied = [*model.variables, *model.trainable_variables, *_slots_of(model)]
-    return sum(map(_bytes, copied))
-
-
-def _bytes(variable: keras.Variable) -> int:
-    bits = "".join(filter(str.isdigit, str(variable.dtype).partition("_")[0])) or "8"
-    return int(np.prod(tuple(variable.shape), dtype="int64")) * int(bits) // 8
+    return sum(map(keras_compat.nbytes, copied))
 
 
 def compare(model: Any, batch: Any, *, outputs: bool, spares: bool = False) -> Comparison:

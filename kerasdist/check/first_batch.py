@@ -66,10 +66,9 @@ class FirstBatchCheck:
         All workers must call this method.
         """
         is_first, self._compared = self._compared is None, size
-        self.is_done = not is_first
+        self.is_done = True
         replicas, check = self._replicas, self._replicas.options.check
         if not self._can_be_compared() or not self._has_room():
-            self.is_done = True
             return
         try:
             which = "the first batch" if is_first else "a later batch"
@@ -77,13 +76,11 @@ class FirstBatchCheck:
         except JobError:
             raise
         except VersionError as error:
-            self.is_done = True
             if check == "raise":
                 raise
             warn_user(f"The first step is not compared with one device. {error}")
             return
         except Exception as error:  # noqa: BLE001  the step itself raises the error again
-            self.is_done = True
             if memory.is_lack(error):
                 self._log_why(f", for lack of memory: {error}".partition("\n")[0])
             else:
@@ -93,8 +90,8 @@ class FirstBatchCheck:
             if not replicas.on_cpu:
                 gc.collect()  # copies of the state may stay in reference cycles
         if message is None:
+            self.is_done = not is_first
             return
-        self.is_done = True
         if check == "raise":
             self.is_done, self._compared = False, None  # the next call shall raise the error again
             raise NotOneDeviceError(message)

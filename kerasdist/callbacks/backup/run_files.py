@@ -111,18 +111,20 @@ class RunFiles:
         return self._first_whole(iter(())) if self.in_parts else None
 
     def _fitting(self, call: Mapping[str, object]) -> Iterator[StoredFile]:
-        """Yields the chief's files of the backups that belong to this call, newest first."""
+        """Yields the chief's files of the backups that belong to this call, newest first.
+
+        Raises:
+            BackupError: If this run must not use the folder.
+        """
         try:
             hold_folder(self.folder, self.mode)
-        except BackupError as error:
-            self.refusal = str(error)
-            return
+        except BackupError:
+            raise
         except OSError as error:
-            self.refusal = (
+            raise BackupError(
                 "Expected a folder of backups that this process can write. Received: "
                 f"{str(self.folder)!r}: {error.strerror}. Take another one."
-            )
-            return
+            ) from error
         storage.remove_unfinished(self.folder)
         variables.remove_orphans(self.folder)
         mark = _mark_of(self.folder)
@@ -136,13 +138,9 @@ class RunFiles:
                 _refuse(path, error)
                 continue
             here = {name: call[name] for name in there}
-            try:
-                self.of_this_call = fit_call.is_same(
-                    path, there, here, takes_weights=self.takes_weights
-                )
-            except BackupError as error:
-                self.refusal = str(error)
-                return
+            self.of_this_call = fit_call.is_same(
+                path, there, here, takes_weights=self.takes_weights
+            )
             yield stored
 
     def _first_whole(self, candidates: Iterator[StoredFile]) -> StoredVariables | None:
@@ -151,7 +149,10 @@ class RunFiles:
         Workers that see the folder each check some of the parts.
         """
         while True:
-            stored = next(candidates, None)
+            try:
+                stored = next(candidates, None)
+            except BackupError as error:
+                stored, self.refusal = None, str(error)
             chiefs = None if stored is None else stored.path.name
             [name, *_] = self._gathered("a backup", chiefs)
             if name is None:
@@ -425,7 +426,9 @@ def _try_lock(path: Path, mode: int) -> dict[str, object] | None:
     except OSError as error:
         with contextlib.closing(os.fdopen(file, "rb")) as opened:
             if error.errno in _IS_HELD:
-                return _owner(opened.read())
+                with contextlib.suppress(ValueError):
+                    return json.loads(opened.read())
+                return {}  # the owner is writing the file at the moment
         _warn_of_lock(path, error)
         return None
     if not _is_still(path, file):  # meanwhile the owner has ended and removed the file
@@ -445,14 +448,6 @@ def _is_still(path: Path, file: int) -> bool:
         return os.path.samestat(os.fstat(file), path.stat())
     except FileNotFoundError:
         return False
-
-
-def _owner(content: bytes) -> dict[str, object]:
-    try:
-        found = json.loads(content)
-    except ValueError:  # the owner is writing it at the moment
-        found = None
-    return found if isinstance(found, dict) else {}
 
 
 def _warn_of_lock(path: Path, error: OSError) -> None:

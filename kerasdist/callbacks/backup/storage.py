@@ -71,14 +71,10 @@ class StoredFile:
         with path.open("rb") as file:
             _require_magic(file)
             length = int.from_bytes(file.read(_LENGTH_BYTES), "big")
-            size = os.fstat(file.fileno()).st_size
-            try:
-                header = json.loads(file.read(min(length, size)))
-            except ValueError as error:
-                torn = "its header is not the one that was written: it is torn"
-                raise BackupError(torn) from error
+            text = file.read(min(length, os.fstat(file.fileno()).st_size))
             begin = file.tell()
         try:
+            header = json.loads(text)
             self.facts: Mapping[str, Any] = dict(header["facts"])
             self.forms: Sequence[Any] = list(header["arrays"])
             self._begins = list(accumulate(map(bytes_of, self.forms), initial=begin))
