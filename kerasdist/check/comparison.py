@@ -6,7 +6,6 @@ restored, and other threads do not notice the steps.
 
 from __future__ import annotations
 
-import hashlib
 import pickle
 import random
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -34,6 +33,7 @@ from kerasdist.check.differences import (
 )
 from kerasdist.core.context import ReplicaLike, enclosing_replica
 from kerasdist.errors import JobError, ReplicaError
+from kerasdist.job.comparison import digest
 from kerasdist.job.job import Job
 from kerasdist.keras_compat import ops
 from kerasdist.training.metrics import metrics_of
@@ -359,12 +359,9 @@ class RecordedDraws:
 
     def digest(self, as_array: Callable[[Any], Any]) -> str:
         """Returns a digest of all recorded draws."""
-        digest = hashlib.sha256()
-        for _, drawn in self._recorded:
-            array = as_array(drawn)
-            digest.update(f"{array.dtype} {array.shape}".encode())
-            digest.update(array.tobytes())
-        return digest.hexdigest()
+        arrays = [as_array(drawn) for _, drawn in self._recorded]
+        facts = [[str(one.dtype), one.shape, results.checksum_of(one)] for one in arrays]
+        return digest(facts)
 
     def draw(self, name: str, draw: Callable[[], Any], given: Any) -> Any:
         """Returns the result of a draw in a step of the trial."""

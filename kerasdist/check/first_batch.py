@@ -21,6 +21,7 @@ from kerasdist.check.report import places, user_code
 from kerasdist.core.context import current
 from kerasdist.core.user_warnings import warn_user
 from kerasdist.errors import JobError, NotOneDeviceError, VersionError
+from kerasdist.job.comparison import first_of
 
 _log = logging.getLogger("kerasdist")
 _SHOWN = 3
@@ -143,12 +144,10 @@ class FirstBatchCheck:
         where = places(model, compare(model, batch, outputs=True, spares=True))
         of = f"{which}, of {size} examples"
         of = of if taken == size else f"{taken} of the {size} examples of {which}"
-        shown = "; ".join(map(str, found[:_SHOWN]))
-        more = f"; and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
         return (
             f"The training step of the model {model.name!r} does not compute under "
             f"{require_trainer(model).strategy} what it computes on one device. For {of}: "
-            f"{shown}{more}. Where to look: {where}. "
+            f"{first_of(list(map(str, found)), _SHOWN)}. Where to look: {where}. "
             f"{_OF_STATE if comparison.keeps_state else _OF_EXAMPLES} "
             "kerasdist.compare_with_one_device(model, x, y) compares again; KERASDIST_CHECK=off "
             "leaves this check out."
