@@ -361,14 +361,11 @@ class BackupAndRestore(Callback):
 
         All workers must call this method.
         """
-
-        def agree(every: int) -> int:
-            job = current_job()
-            return every if job is None else job.broadcast_object("batches between backups", every)
-
         if self._interval.is_open and self._interval.is_measured:
             self._wait_for_devices()
-            self._interval.choose(lambda: self.save(epoch, batches), self._files.wait, agree)
+            self._interval.choose(
+                lambda: self.save(epoch, batches), self._files.wait, current_job()
+            )
         self.save(epoch, batches)
 
     def _wait_for_devices(self) -> None:

@@ -282,18 +282,17 @@ class RunFiles:
         if not self._is_chiefs:
             return
         if removes:
-            run, [*newest], old = _run_of_launcher(), self._own()[:1], self._own()[1:]
+            run, own = _run_of_launcher(), self._own()
             with contextlib.suppress(OSError):
-                if run is not None and newest:
+                if run is not None and own:
                     (self.folder / _MARK).write_text(run, encoding="utf-8")
-                    self._remove(self.folder, old)
                     gone = partial(_remove_finished, self._place, run)
                     if self.job is not None:
                         self.job.at_leave(gone)
                     else:
                         atexit.register(lambda: _is_failing() or gone())
-                else:
-                    self._remove(self.folder, [*newest, *old])
+                    own = own[1:]
+                self._remove(self.folder, own)
         release_folder(self.folder)
 
     def _remove_old(self, folder: Path) -> None:

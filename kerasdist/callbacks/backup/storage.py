@@ -187,9 +187,8 @@ def require_whole(path: Path, known: str | None = None) -> None:
 
 def newest_first(folder: Path) -> list[Path]:
     """Returns the backups of a folder, the newest first."""
-    if not folder.is_dir():
-        return []
-    return sorted((one for one in folder.iterdir() if _NAME.fullmatch(one.name)), reverse=True)
+    found = (path for path in folder.glob("backup-*") if _NAME.fullmatch(path.name))
+    return sorted(found, reverse=True)
 
 
 def remove(paths: Iterable[Path]) -> None:

@@ -7,9 +7,9 @@ exists as soon as the chief's file does. Parts that no chief's file names are of
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Generator, Iterable, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property, partial
 from operator import attrgetter
 from pathlib import Path
@@ -61,39 +61,27 @@ def parts_of(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
 def require_whole_parts(folder: Path, parts: Iterable[tuple[str, str]]) -> None:
     """Refuses parts that are missing, or whose bytes are not the bytes that were written."""
     for name, digest in parts:
-        with _complaining_of(name):
+        try:
             storage.require_whole(folder / name, digest)
+        except BackupError as error:
+            raise BackupError(f"of its part {name}, {error}") from error
+        except OSError as error:
+            raise BackupError(f"its part {name} cannot be read: {error}") from error
 
 
-@contextmanager
-def _complaining_of(name: str) -> Generator[None]:
-    try:
-        yield
-    except BackupError as error:
-        raise BackupError(f"of its part {name}, {error}") from error
-    except OSError as error:
-        raise BackupError(f"its part {name} cannot be read: {error}") from error
-
-
-def remove_orphans(folder: Path, up_to: int | None = None) -> None:
+def remove_orphans(folder: Path, up_to: float = math.inf) -> None:
     """Removes the parts of backups of which there is no chief's file.
 
     Args:
         folder: The folder of the backups.
         up_to: The largest number of a backup whose parts are removed, because workers may be
-            writing later parts; None for no limit.
+            writing later parts.
     """
     there = set(map(storage.number_of, storage.newest_first(folder)))
-    numbers = {
-        path: int(match[1])
-        for path in folder.glob("backup-*")
-        if (match := _NAME.fullmatch(path.name)) is not None
-    }
-    storage.remove(
-        path
-        for path, number in numbers.items()
-        if number not in there and (up_to is None or number <= up_to)
-    )
+    for path in list(folder.glob("backup-*")):
+        match = _NAME.fullmatch(path.name)
+        if match is not None and int(match[1]) not in there and int(match[1]) <= up_to:
+            path.unlink(missing_ok=True)
 
 
 _Shards = dict[int, list[tuple[Region, StoredFile, int]]]
@@ -124,8 +112,7 @@ class StoredVariables:
     def _shards_in(self, parts: Iterable[tuple[str, str]]) -> _Shards:
         found: _Shards = {}
         for name, _ in parts:
-            with _complaining_of(name):
-                file = StoredFile(self.chiefs.path.with_name(name))
+            file = StoredFile(self.chiefs.path.with_name(name))
             for index, (variable, *place) in enumerate(file.facts["shards"]):
                 found.setdefault(variable, []).append((Region(*place), file, index))
         return found
