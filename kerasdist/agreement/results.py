@@ -135,14 +135,12 @@ def require_equal_results(
         dtypes: The types in which CPUs computed; None if other devices did.
     """
     numbers = _numbers_of(logs)
-    exact = {
-        **{name: repr(value) for name, value in numbers.items()},
-        **{f"gradient of {path}": checksum_of(one) for path, one in gradients.items()},
-    }
+    arrays = {f"gradient of {path}": one for path, one in gradients.items()}
+    exact: dict[str, Any] = {name: repr(value) for name, value in numbers.items()}
+    exact |= {name: checksum_of(one) for name, one in arrays.items()}
     if job.all_have_one("results of the first step", comparison.digest(exact)):
         return
-    own: dict[str, Any] = {**numbers}
-    own.update({f"gradient of {path}": measures_of(one) for path, one in gradients.items()})
+    own = {**numbers, **{name: measures_of(one) for name, one in arrays.items()}}
     chiefs = job.broadcast_object("results of the first step on the chief", own)
     rounding = _DEVICES if dtypes is None else max(map(rounding_of, dtypes), default=_DEVICES)
     shown = {

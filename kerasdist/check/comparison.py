@@ -10,7 +10,7 @@ import pickle
 import random
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import astuple, dataclass, field
 from typing import Any, NamedTuple
 
 import keras
@@ -146,7 +146,7 @@ class _Steps:
         with _all_do(job, "the first step under the strategy"):
             received = self.take_step(alone=False)
             found = differences(self.expected, received, self.precision)
-            found = replace(found, outputs=self._of_outputs(received.outputs))
+            found = found._replace(outputs=self._of_outputs(received.outputs))
         return found, [one for one in found.deciding if one.is_more_than_rounding]
 
     def _of_outputs(self, replicated: Mapping[int | None, Sequence[Any]]) -> list[Difference]:
@@ -294,14 +294,15 @@ def _common(
     """Returns the findings of the first worker that has findings, else of the chief."""
     if job is None:
         return found, beyond, misfit
-    own = [found.as_numbers(), [astuple(one) for one in beyond], misfit]
-    numbers, rows, misfit = job.choose("differences to one device", own, _first_finding)
-    return Differences.of_numbers(numbers), [Difference(*row) for row in rows], misfit
+    own = [[list(map(astuple, kind)) for kind in (*found, beyond)], misfit]
+    rows, misfit = job.choose("differences to one device", own, _first_finding)
+    *kinds, beyond = [[Difference(*row) for row in kind] for kind in rows]
+    return Differences(*kinds), beyond, misfit
 
 
 def _first_finding(everyone: list[list[Any]]) -> list[Any]:
-    numbers, rows, _ = next((one for one in everyone if one[1]), everyone[0])
-    return [numbers, rows, next((one[2] for one in everyone if one[2] is not None), None)]
+    rows = next((rows for rows, _ in everyone if rows[-1]), everyone[0][0])
+    return [rows, next((misfit for _, misfit in everyone if misfit is not None), None)]
 
 
 @contextmanager

@@ -225,7 +225,7 @@ class RunFiles:
         if self.in_memory is not None and memory.has_room(self.in_memory, arrays):
             folder = self.in_memory
         elif not self._is_chiefs:
-            variables.read_along(arrays)
+            storage.read_along(arrays)
             return False
         path = storage.path_of(folder, self.number)
         try:

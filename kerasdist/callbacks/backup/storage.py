@@ -148,13 +148,18 @@ def write_file(
             file.write(digest.digest())
     except OSError as error:
         place = f", at the variable {one.path!r}" if isinstance(one, Unread) else ""
-        for _, other in left:
-            if isinstance(other, Unread):
-                other.read()
+        read_along(other for _, other in left)
         if isinstance(error, BackupError):
             raise
         raise OSError(error.errno, f"{error.strerror}{place}, in", str(path)) from error
     return digest.hexdigest()
+
+
+def read_along(arrays: Iterable[object]) -> None:
+    """Reads arrays that are not written here, because other workers take part in the reads."""
+    for one in arrays:
+        if isinstance(one, Unread):
+            one.read()
 
 
 def read(path: Path) -> StoredFile:

@@ -233,7 +233,7 @@ def shards_of(variables: Sequence[object], replicas: ReplicaSet) -> dict[int, Se
 def to_write(variables: Sequence[Any], elsewhere: Mapping[int, object]) -> list[Any]:
     """Returns variables' values for a file; most variables are read only when they are written.
 
-    All workers must call this function, and then either write the file or call `read_along`.
+    All workers must call this function, and then write the file or call `storage.read_along`.
 
     Args:
         variables: The variables.
@@ -255,13 +255,6 @@ def to_write(variables: Sequence[Any], elsewhere: Mapping[int, object]) -> list[
 
 def _value(variable: Any) -> np.ndarray:
     return ops.convert_to_numpy(variable.value)
-
-
-def read_along(arrays: Sequence[object]) -> None:
-    """Takes part in the reads of variables that the chief makes while it writes them."""
-    for one in arrays:
-        if isinstance(one, Unread):
-            one.read()
 
 
 def add_up_anew(variables: Sequence[Any], arrays: Sequence[object]) -> None:
