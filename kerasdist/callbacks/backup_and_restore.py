@@ -464,10 +464,10 @@ class BackupAndRestore(Callback):
         if lost:
             warn_user(
                 f"The backups in {self.backup_dir} cannot bring back: {'; '.join(lost)}. A run "
-                "that is started again begins with these as the script makes them. Of an object "
-                "of your own that is there as fit begins they keep numbers, words, arrays, random "
-                "generators, and lists and dicts of them; give the callback state_dict() and "
-                "load_state_dict(state) for all else."
+                "that is started again begins with these as the script makes them. Of your own "
+                "objects that exist when fit begins, a backup keeps numbers, strings, arrays, "
+                "random generators, and lists and dicts of these. For anything else, define "
+                "state_dict() and load_state_dict(state) in the callback's class."
             )
 
     def _go_on(self, facts: Mapping[str, Any]) -> None:

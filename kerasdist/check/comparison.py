@@ -389,7 +389,7 @@ class RecordedDraws:
                 if own is not None:
                     self._position[key] = position + 1
                     return ops.cast(own, drawn.dtype)
-        self.misfit = f"{name} draws shape {shape} on a replica, and one device nothing that fits"
+        self.misfit = f"{name} draws shape {shape} on a replica; one device drew nothing that fits"
         return drawn
 
     def _own_rows(self, recorded: Any, shape: tuple[int, ...], replica: ReplicaLike | None) -> Any:

@@ -159,14 +159,14 @@ def _least(free: list[int | None]) -> int | None:
 
 
 _OF_EXAMPLES = (
-    "Each replica runs that code with its own examples alone. If it mixes examples, or divides by "
+    "Each replica runs that code with only its own examples. If it mixes examples, or divides by "
     "something else than their number, let it compute on kerasdist.global_batch(tensor), which "
     "holds the examples of all replicas, or reduce by a mean over the examples instead of a sum."
 )
 _OF_STATE = (
     "That code computes something else each time: it keeps state in Python outside of the model, "
     "such as a counter in a global or a closure, or an iterator. The replicas of a process share "
-    "that, so it changes once a replica. Keep it in an attribute of a layer or the model, as a "
-    "number, a list or a dict, of which each replica has its own, or in a Keras variable; count "
-    "steps by optimizer.iterations."
+    "this state, so each of them changes it in a step. Keep it in an attribute of a layer or the "
+    "model, as a number, a list or a dict, of which each replica has its own, or in a Keras "
+    "variable; count steps by optimizer.iterations."
 )

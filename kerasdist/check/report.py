@@ -194,7 +194,7 @@ def places(model: keras.Model, comparison: Comparison) -> str:
     changes = {f"change of {one.name}" for one in comparison.found.weights}
     if differ <= changes and comparison.found.gradients:
         name = getattr(model.optimizer, "name", "of the step")
-        return f"the optimizer {name}, which gets equal gradients and changes weights otherwise"
+        return f"the optimizer {name}, which gets equal gradients, but changes weights differently"
     logs = {one.name for one in comparison.found.logs} - {"loss"}
     outputs = comparison.found.outputs
     suspects: list[Callable[..., Any]] = []

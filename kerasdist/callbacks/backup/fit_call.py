@@ -64,9 +64,9 @@ def is_same(
     if refused:
         raise BackupError(
             f"Expected the backup {path} to be of this call of fit. Received: {first_of(refused)}. "
-            "Take another folder, or delete the backups in this one, to train from the beginning; "
-            "to go on from them, make the script what it was; to begin anew with their weights, "
-            'use BackupAndRestore(..., resume="weights").'
+            "To train from the beginning, take another folder, or delete the backups in this one; "
+            "to continue from them, undo the changes of the script; to begin anew with their "
+            'weights, use BackupAndRestore(..., resume="weights").'
         )
     rates = [said for kind, said in apart if kind == _RATE]
     if rates:

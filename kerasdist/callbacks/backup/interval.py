@@ -145,7 +145,7 @@ class Interval:
             self._every = job.broadcast_object("batches between backups", self._every)
         self.is_open = False
         said = (
-            "A backup takes %.3g s, and a batch %.3g s. With a failure each %.3g hours there is a "
-            "backup each %d batches."
+            "A backup takes %.3g s, and a batch %.3g s. With a failure every %.3g hours, a backup "
+            "is made every %d batches."
         )
         _logger.info(said, cost, seconds, hours, self._every)

@@ -59,7 +59,8 @@ class RunFiles:
         keep: How many backups stay.
         mode: The permissions of the files.
         job: The job of this process.
-        run: A name that no other run has, if all workers see the folder and divide variables.
+        run: A name that no other run has, if workers divide variables and all of them see the
+            folder; else None.
         takes_weights: Whether a backup of another call can be used.
         in_memory: The folder in this host's memory to which this process writes each backup first;
             None if it does not.
@@ -103,9 +104,9 @@ class RunFiles:
             found = self._first_whole(self._fitting(call))
             if found is None and self._own() != self._all() and self.refusal is None:
                 warn_user(
-                    f"The backups in {self.folder} are of a later call of fit of this script, "
-                    "for which they stay: this call trains again. Give each call of fit a folder "
-                    "of its own, and the first one delete_checkpoint=False, so that it need not."
+                    f"The backups in {self.folder} belong to a later call of fit in this script, "
+                    "so they are kept, and this call trains again. To avoid that, give each call "
+                    "of fit its own folder, and the first call delete_checkpoint=False."
                 )
             return found
         return self._first_whole(iter(())) if self.in_parts else None
@@ -170,7 +171,7 @@ class RunFiles:
                 _refuse(path, next(filter(None, complaints)))
 
     def _checked(self, chiefs: StoredFile) -> StoredVariables:
-        """Checks this worker's share of the parts of a backup."""
+        """Checks some of the parts of a backup, while other workers check the others."""
         job = self.job if self.in_parts else None
         rank, workers = (0, 1) if job is None else (job.rank, job.num_workers)
         variables.require_whole_parts(self.folder, variables.parts_of(chiefs.facts)[rank::workers])
@@ -262,8 +263,8 @@ class RunFiles:
             variables.remove_orphans(self.folder, up_to=self.number)
         warn_user(
             f"Backup {self.number} could not be written to {folder or self.folder}: {why}. "
-            "Training goes on, and the next backup is written at its time. Until then a restart "
-            "begins at the newest that is there."
+            "Training goes on, and the next backup is written when it is due. Until then a restart "
+            "continues from the newest backup that exists."
         )
 
     def training_ended(self, *, removes: bool) -> None:
@@ -357,7 +358,7 @@ def _fit_of(path: Path) -> int:
 
 
 def _refuse(path: Path, reason: object) -> None:
-    warn_user(f"The backup {path} is not used: {reason}. The one before it is, if there is one.")
+    warn_user(f"The backup {path} is not used: {reason}. The backup before it is, if any.")
 
 
 _LOCK = "in-use.json"
@@ -452,7 +453,7 @@ def _is_still(path: Path, file: int) -> bool:
 def _warn_of_lock(path: Path, error: OSError) -> None:
     warn_user(
         f"{path} cannot be locked: {error.strerror}. If another run uses this folder of backups, "
-        "neither notices it, and each removes the other's."
+        "neither run notices the other, and each removes the other's backups."
     )
 
 

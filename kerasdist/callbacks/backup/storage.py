@@ -247,6 +247,6 @@ def _require_magic(file: BinaryIO) -> None:
     found = file.read(len(_MAGIC))
     if found != _MAGIC:
         raise BackupError(
-            f"it begins with {found!r}, not {_MAGIC!r}: of another version of kerasdist, or no "
-            "backup"
+            f"it begins with {found!r}, not {_MAGIC!r}: it is of another version of kerasdist, or "
+            "no backup"
         )
