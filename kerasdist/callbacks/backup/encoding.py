@@ -553,9 +553,7 @@ def _closures(callback: object) -> list[str]:
     found = {}
     if not isinstance(callback, keras.callbacks.LambdaCallback):
         return []
-    for hook in vars(callback).values():
-        if not inspect.isfunction(hook) or keras_compat.is_builtin(hook):
-            continue
+    for hook in filter(inspect.isfunction, vars(callback).values()):
         for name, value in closure_of(hook):
             if isinstance(value, _MUTABLE):
                 found[f"{type(callback).__name__}: {name} ({type(value).__name__})"] = None
