@@ -198,17 +198,17 @@ def _forms(report: Report) -> list[str]:
 
 
 _OTHER_ORDER = (
-    "Rows would be trained on twice, and others never. Give what shuffles a seed, the same on all "
-    "workers (keras.utils.set_random_seed before the dataset is made, shuffle(n, seed=...), a "
-    "seeded generator). If each worker has data of its own, say so: "
+    "Some rows would be trained on twice, and others never. Give what shuffles a seed, which must "
+    "be equal on all workers (keras.utils.set_random_seed before the dataset is made, "
+    "shuffle(n, seed=...), a seeded generator). If each worker has data of its own, say so: "
     "InputOptions(auto_shard_policy=AutoShardPolicy.OFF), or FILE. If only what is drawn for each "
     "row differs, such as augmentation, KERASDIST_CHECK=off leaves out this comparison."
 )
 
 _OTHER_VALUES = (
-    "The rows come in the same order, but not all of their values are the same. If that is "
-    "augmentation that each worker draws by itself, it does no harm, but a run cannot be repeated: "
-    "give it a seed. KERASDIST_CHECK=off leaves out this comparison."
+    "The rows come in the same order, but some of their values differ. If the reason is "
+    "augmentation that each worker draws by itself, training is correct, but cannot be repeated "
+    "exactly: give the augmentation a seed. KERASDIST_CHECK=off leaves out this comparison."
 )
 
 

@@ -25,6 +25,7 @@ import numpy as np
 
 from kerasdist import keras_compat
 from kerasdist.agreement.results import checksum_of
+from kerasdist.core.internals import codes_in
 from kerasdist.input.distributed import (
     DistributedDataset,
     DividedDataset,
@@ -317,7 +318,7 @@ def _used(function: FunctionType) -> Iterator[tuple[str, Any]]:
     yield from zip(parameters, defaults, strict=True)
     yield from (function.__kwdefaults__ or {}).items()
     yield from closure_of(function)
-    for one in _nested(code):
+    for one in codes_in(code):
         for name in one.co_names:
             if name in function.__globals__ and name[:2] != "__":
                 yield name, function.__globals__[name]
@@ -330,13 +331,6 @@ def closure_of(function: FunctionType) -> Iterator[tuple[str, Any]]:
             yield name, cell.cell_contents
         except ValueError:  # the variable is not set yet
             continue
-
-
-def _nested(code: CodeType) -> Iterator[CodeType]:
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _nested(constant)
 
 
 def _digest_of_code(code: CodeType) -> str:
@@ -430,24 +424,10 @@ def _attributes(model: keras.Model) -> dict[str, Any]:
     return facts | ({"optimizers": list(map(configuration, others))} if others else {})
 
 
-_ARGUMENTS = (
-    "epochs",
-    "initial_epoch",
-    "batch_size",
-    "steps_per_epoch",
-    "steps",
-    "shuffle",
-    "class_weight",
-    "validation_split",
-    "validation_steps",
-    "validation_batch_size",
-    "validation_freq",
-)
-
 _DATA = ("x", "y", "sample_weight", "validation_data")
 
-# Arguments of callbacks that do not affect training.
-_ARGUMENTS_LEFT_OUT = ("self", "verbose")
+# Arguments of calls and callbacks that do not affect training, or are described in another way.
+_OTHERS = frozenset({"self", "callbacks", "kwargs", "return_dict", "verbose", *_DATA})
 
 
 def facts_of_call(
@@ -455,7 +435,9 @@ def facts_of_call(
 ) -> dict[str, Any]:
     """Returns the facts about a call that must be equal on all workers."""
     facts = {
-        f"argument {name}": described(arguments[name]) for name in _ARGUMENTS if name in arguments
+        f"argument {name}": described(value)
+        for name, value in arguments.items()
+        if name not in _OTHERS
     }
     for name in _DATA:
         if arguments.get(name) is not None:
@@ -516,6 +498,6 @@ def _of_callback(callback: keras.callbacks.Callback) -> dict[str, Any]:
         # Keras changes the sign of `min_delta` when the first epoch ends.
         name: described(abs(value) if name == "min_delta" else value)
         for name, value in vars(callback).items()
-        if name.removeprefix("_") in given and name not in _ARGUMENTS_LEFT_OUT
+        if name.removeprefix("_") in given and name not in _OTHERS
     }
     return {"class": type(callback).__name__, **own}

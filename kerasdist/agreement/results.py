@@ -135,14 +135,12 @@ def require_equal_results(
         dtypes: The types in which CPUs computed; None if other devices did.
     """
     numbers = _numbers_of(logs)
-    exact = {
-        **{name: repr(value) for name, value in numbers.items()},
-        **{f"gradient of {path}": checksum_of(one) for path, one in gradients.items()},
-    }
+    arrays = {f"gradient of {path}": one for path, one in gradients.items()}
+    exact: dict[str, Any] = {name: repr(value) for name, value in numbers.items()}
+    exact |= {name: checksum_of(one) for name, one in arrays.items()}
     if job.all_have_one("results of the first step", comparison.digest(exact)):
         return
-    own: dict[str, Any] = {**numbers}
-    own.update({f"gradient of {path}": measures_of(one) for path, one in gradients.items()})
+    own = {**numbers, **{name: measures_of(one) for name, one in arrays.items()}}
     chiefs = job.broadcast_object("results of the first step on the chief", own)
     rounding = _DEVICES if dtypes is None else max(map(rounding_of, dtypes), default=_DEVICES)
     shown = {
@@ -164,7 +162,7 @@ def _numbers_of(logs: Mapping[str, Any]) -> dict[str, float]:
 
 _OTHER_RESULTS = (
     "The code of the model, its loss and metrics, or something that it uses (a global, an "
-    "attribute of a layer, a file, a variable of the environment), is not the same on all of them."
+    "attribute of a layer, a file, an environment variable), is not the same on all workers."
 )
 
 
@@ -228,7 +226,7 @@ def require_equal_programs(job: Job, program: str) -> str:
     return digest_of(program)
 
 
-_OTHER_PROGRAM = "The model, its step, or the first batch is not the same on all of them."
+_OTHER_PROGRAM = "The model, its step, or the first batch is not the same on all workers."
 
 _NUMBER_OF_LAYER = re.compile(r"_\d+(?=[_/]|$)")
 
@@ -328,7 +326,7 @@ def require_equal_weights(model: Any, replicas: Workers, when: str) -> None:
         between, variable = difference(one, other), variables[index]
         said = _shown(other)
         if between > rounding_of(variable.dtype):
-            said = f"{_shown(one)}, apart by {between:.2g} of its size"
+            said = f"{_shown(one)}, which differs by {between:.2g} of its size"
         shown[f"variable {index} {unnumbered(variable.path)}"] = said
         largest = max(largest, between)
     job.assert_equal(f"weights at {when}", shown, _OTHER_WEIGHTS)
@@ -336,9 +334,9 @@ def require_equal_weights(model: Any, replicas: Workers, when: str) -> None:
     replicas.equalize([variables[index] for index in apart])
     warn_user(
         f"{len(apart)} variables of the model {model.name!r} differed by rounding between workers "
-        f"at {when}, by {largest:.2g} of their size at most, first {variables[apart[0]].path!r}; "
-        "all workers go on with the chief's. It comes from machines or numbers of threads that are "
-        "not alike."
+        f"at {when}, by {largest:.2g} of their size at most, first {variables[apart[0]].path!r}. "
+        "All workers continue with the chief's values. The reason is that the workers have "
+        "different machines or numbers of threads."
     )
 
 
@@ -358,6 +356,7 @@ def _variables(model: keras.Model) -> list[Any]:
 
 
 _OTHER_WEIGHTS = (
-    "Something has changed them on some workers alone, such as `assign` in a callback. Do the same "
-    "on all workers, or send the chief's to all: kerasdist.callbacks.BroadcastGlobalVariables."
+    "Something has changed them on only some workers, such as `assign` in a callback. Do the same "
+    "on all workers, or send the chief's values to all of them by "
+    "kerasdist.callbacks.BroadcastGlobalVariables."
 )

@@ -305,8 +305,7 @@ class BackupAndRestore(Callback):
         else:
             # The backup was made between epochs. Random states and the position are restored now,
             # because the callbacks' `on_epoch_begin` may use them.
-            random_states.put_back(facts["random"])
-            self._put_back_random_states_of_gpus(facts)
+            self._put_back_random_states(facts)
             self._position.go_to(facts["position"], within=False)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, object] | None = None) -> None:
@@ -361,14 +360,11 @@ class BackupAndRestore(Callback):
 
         All workers must call this method.
         """
-
-        def agree(every: int) -> int:
-            job = current_job()
-            return every if job is None else job.broadcast_object("batches between backups", every)
-
         if self._interval.is_open and self._interval.is_measured:
             self._wait_for_devices()
-            self._interval.choose(lambda: self.save(epoch, batches), self._files.wait, agree)
+            self._interval.choose(
+                lambda: self.save(epoch, batches), self._files.wait, current_job()
+            )
         self.save(epoch, batches)
 
     def _wait_for_devices(self) -> None:
@@ -427,6 +423,10 @@ class BackupAndRestore(Callback):
 
     def _facts_for_file(self, variables: list[Any], epoch: int, batches: int) -> dict[str, object]:
         """Returns the facts about the run that the file contains."""
+        trainer, rows_at_once = trainer_of(self.model), None
+        if trainer is not None:
+            replicas = trainer.replicas.num_replicas
+            rows_at_once = replicas, trainer.most_rows, trainer.most_examples
         return {
             "number": self._files.number,
             "fit": self._files.fit,
@@ -434,7 +434,7 @@ class BackupAndRestore(Callback):
             "batches": batches,
             "stopping": bool(keras_compat.model_of(self).stop_training),
             "interval": self._interval.kept(),
-            "rows at once": self._rows_at_once(),
+            "rows at once": rows_at_once,
             **self._call,
             "weights": numbers_of_weights(self.model, variables),
             "optimizers": optimized_by(keras_compat.model_of(self), variables),
@@ -443,13 +443,6 @@ class BackupAndRestore(Callback):
             "callbacks": self._remembering.state(),
             "logs": Encoder().encode(self._logs if batches else None, "logs"),
         }
-
-    def _rows_at_once(self) -> list[int | None]:
-        """Returns the number of replicas, and how many rows were found to fit each of them."""
-        trainer = trainer_of(self.model)
-        if trainer is None:
-            return []
-        return [trainer.replicas.num_replicas, trainer.most_rows, trainer.most_examples]
 
     def _say_what_is_lost(self) -> None:
         """Warns of what a restart could not restore, once for each attribute."""
@@ -467,10 +460,10 @@ class BackupAndRestore(Callback):
         if lost:
             warn_user(
                 f"The backups in {self.backup_dir} cannot bring back: {'; '.join(lost)}. A run "
-                "that is started again begins with these as the script makes them. Of an object "
-                "of your own that is there as fit begins they keep numbers, words, arrays, random "
-                "generators, and lists and dicts of them; give the callback state_dict() and "
-                "load_state_dict(state) for all else."
+                "that is started again begins with these as the script makes them. Of your own "
+                "objects that exist when fit begins, a backup keeps numbers, strings, arrays, "
+                "random generators, and lists and dicts of these. For anything else, define "
+                "state_dict() and load_state_dict(state) in the callback's class."
             )
 
     def _go_on(self, facts: Mapping[str, Any]) -> None:
@@ -486,17 +479,16 @@ class BackupAndRestore(Callback):
 
         def then() -> None:
             with self._restoring():
-                self._position.restore_random_states(facts["random"])
-                self._put_back_random_states_of_gpus(facts)
+                self._put_back_random_states(facts)
 
         keras_compat.skip_batches(model, self._skipped, self._position.unread, logs, then)
 
-    def _put_back_random_states_of_gpus(self, facts: Mapping[str, Any]) -> None:
+    def _put_back_random_states(self, facts: Mapping[str, Any]) -> None:
+        self._position.restore_random_states(facts["random"])
         job = current_job()
         rank = 0 if job is None else job.rank
-        states = facts["random of gpus"]
-        if rank < len(states):
-            random_states.put_back_gpus(states[rank])
+        for states in facts["random of gpus"][rank : rank + 1]:  # none for an additional worker
+            random_states.put_back_gpus(states)
 
 
 @contextlib.contextmanager

@@ -42,7 +42,7 @@ class BroadcastGlobalVariables(keras.callbacks.Callback):
         super().__init__()
         if root_rank != 0:
             raise ValueError(
-                "Expected the chief to be the one whose variables all get. Received: "
+                "Expected root_rank=0, as the chief sends its variables to all workers. Received: "
                 f"root_rank={root_rank!r}. Load the variables on worker 0."
             )
 

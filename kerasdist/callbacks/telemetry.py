@@ -216,7 +216,7 @@ class Telemetry(keras.callbacks.Callback):
         except OSError as error:
             warn_user(
                 f"{self._lines.name} takes no more lines: {error.strerror}. Training goes on, and "
-                "later lines are tried again."
+                "writing is tried again for the next line."
             )
 
 

@@ -101,9 +101,10 @@ class Vote(Callback):
             self._wanted_to_stop = any(now)
 
     def _meets(self, label: str, *, wants: bool = False) -> bool:
-        """Returns whether all workers meet here, as one wants to or has changed what is trainable.
+        """Returns whether all workers meet here, because one of them has asked for it.
 
-        A change on only one worker must be compared at once, because the others continue to train.
+        A worker asks if it `wants` to, or if the set of its trainable variables has changed. If a
+        worker has changed them alone, it must raise an error, because the others continue to train.
         """
         before, now = self._compared, self._trainable()
         meets = self._job.meets_here(wants or now != before)
@@ -121,7 +122,7 @@ class Vote(Callback):
     def _vote(
         self, label: str, own: list[bool], epoch: int, batches: int
     ) -> list[tuple[bool, ...]]:
-        """Returns all workers' values of each of `own`; saves a backup and exits if one must."""
+        """Returns all workers' values of each of `own`; if a worker must leave, all of them do."""
         asked = [backup.asked_to_leave for backup in self._backups]
         everyone = list(zip(*self._gather(label, [*own, *asked]), strict=True))
         for backup, leaves in zip(self._backups, everyone[len(own) :], strict=True):

@@ -6,12 +6,11 @@ restored, and other threads do not notice the steps.
 
 from __future__ import annotations
 
-import hashlib
 import pickle
 import random
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import astuple, dataclass, field
 from typing import Any, NamedTuple
 
 import keras
@@ -34,6 +33,7 @@ from kerasdist.check.differences import (
 )
 from kerasdist.core.context import ReplicaLike, enclosing_replica
 from kerasdist.errors import JobError, ReplicaError
+from kerasdist.job.comparison import digest
 from kerasdist.job.job import Job
 from kerasdist.keras_compat import ops
 from kerasdist.training.metrics import metrics_of
@@ -146,7 +146,7 @@ class _Steps:
         with _all_do(job, "the first step under the strategy"):
             received = self.take_step(alone=False)
             found = differences(self.expected, received, self.precision)
-            found = replace(found, outputs=self._of_outputs(received.outputs))
+            found = found._replace(outputs=self._of_outputs(received.outputs))
         return found, [one for one in found.deciding if one.is_more_than_rounding]
 
     def _of_outputs(self, replicated: Mapping[int | None, Sequence[Any]]) -> list[Difference]:
@@ -199,12 +199,7 @@ def _slots_of(model: Any) -> Sequence[Any]:
 def bytes_of_copies(model: keras.Model) -> int:
     """Returns the bytes of a step's copies of the state and gradients on a device."""
     copied = [*model.variables, *model.trainable_variables, *_slots_of(model)]
-    return sum(map(_bytes, copied))
-
-
-def _bytes(variable: keras.Variable) -> int:
-    bits = "".join(filter(str.isdigit, str(variable.dtype).partition("_")[0])) or "8"
-    return int(np.prod(tuple(variable.shape), dtype="int64")) * int(bits) // 8
+    return sum(map(keras_compat.nbytes, copied))
 
 
 def compare(model: Any, batch: Any, *, outputs: bool, spares: bool = False) -> Comparison:
@@ -299,14 +294,15 @@ def _common(
     """Returns the findings of the first worker that has findings, else of the chief."""
     if job is None:
         return found, beyond, misfit
-    own = [found.as_numbers(), [astuple(one) for one in beyond], misfit]
-    numbers, rows, misfit = job.choose("differences to one device", own, _first_finding)
-    return Differences.of_numbers(numbers), [Difference(*row) for row in rows], misfit
+    own = [[list(map(astuple, kind)) for kind in (*found, beyond)], misfit]
+    rows, misfit = job.choose("differences to one device", own, _first_finding)
+    *kinds, beyond = [[Difference(*row) for row in kind] for kind in rows]
+    return Differences(*kinds), beyond, misfit
 
 
 def _first_finding(everyone: list[list[Any]]) -> list[Any]:
-    numbers, rows, _ = next((one for one in everyone if one[1]), everyone[0])
-    return [numbers, rows, next((one[2] for one in everyone if one[2] is not None), None)]
+    rows = next((rows for rows, _ in everyone if rows[-1]), everyone[0][0])
+    return [rows, next((misfit for _, misfit in everyone if misfit is not None), None)]
 
 
 @contextmanager
@@ -364,12 +360,9 @@ class RecordedDraws:
 
     def digest(self, as_array: Callable[[Any], Any]) -> str:
         """Returns a digest of all recorded draws."""
-        digest = hashlib.sha256()
-        for _, drawn in self._recorded:
-            array = as_array(drawn)
-            digest.update(f"{array.dtype} {array.shape}".encode())
-            digest.update(array.tobytes())
-        return digest.hexdigest()
+        arrays = [as_array(drawn) for _, drawn in self._recorded]
+        facts = [[str(one.dtype), one.shape, results.checksum_of(one)] for one in arrays]
+        return digest(facts)
 
     def draw(self, name: str, draw: Callable[[], Any], given: Any) -> Any:
         """Returns the result of a draw in a step of the trial."""
@@ -396,7 +389,7 @@ class RecordedDraws:
                 if own is not None:
                     self._position[key] = position + 1
                     return ops.cast(own, drawn.dtype)
-        self.misfit = f"{name} draws shape {shape} on a replica, and one device nothing that fits"
+        self.misfit = f"{name} draws shape {shape} on a replica; one device drew nothing that fits"
         return drawn
 
     def _own_rows(self, recorded: Any, shape: tuple[int, ...], replica: ReplicaLike | None) -> Any:

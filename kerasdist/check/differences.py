@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import astuple, dataclass, field, fields, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -102,8 +102,7 @@ class Precision:
         return cls(tolerance, epsilon, max(tolerance, of_gradients))
 
 
-@dataclass(frozen=True)
-class Differences:
+class Differences(NamedTuple):
     """All differences of a step, by kind.
 
     Attributes:
@@ -125,15 +124,6 @@ class Differences:
         """Returns the differences that decide whether a step equals that of one device."""
         named = [replace(one, name=f"change of {one.name}") for one in self.weights]
         return [*self.logs, *self.gradients, *self.statistics, *named]
-
-    def as_numbers(self) -> list[list[tuple[Any, ...]]]:
-        """Returns the differences as lists of strings and numbers, which `of_numbers` decodes."""
-        return [[astuple(one) for one in getattr(self, kind.name)] for kind in fields(self)]
-
-    @classmethod
-    def of_numbers(cls, numbers: Iterable[Iterable[Iterable[Any]]]) -> Differences:
-        """Returns the differences that `as_numbers` has encoded."""
-        return cls(*([Difference(*row) for row in kind] for kind in numbers))
 
 
 def differences(expected: StepResult, received: StepResult, precision: Precision) -> Differences:

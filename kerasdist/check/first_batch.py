@@ -21,6 +21,7 @@ from kerasdist.check.report import places, user_code
 from kerasdist.core.context import current
 from kerasdist.core.user_warnings import warn_user
 from kerasdist.errors import JobError, NotOneDeviceError, VersionError
+from kerasdist.job.comparison import first_of
 
 _log = logging.getLogger("kerasdist")
 _SHOWN = 3
@@ -66,10 +67,9 @@ class FirstBatchCheck:
         All workers must call this method.
         """
         is_first, self._compared = self._compared is None, size
-        self.is_done = not is_first
+        self.is_done = True
         replicas, check = self._replicas, self._replicas.options.check
         if not self._can_be_compared() or not self._has_room():
-            self.is_done = True
             return
         try:
             which = "the first batch" if is_first else "a later batch"
@@ -77,13 +77,11 @@ class FirstBatchCheck:
         except JobError:
             raise
         except VersionError as error:
-            self.is_done = True
             if check == "raise":
                 raise
             warn_user(f"The first step is not compared with one device. {error}")
             return
         except Exception as error:  # noqa: BLE001  the step itself raises the error again
-            self.is_done = True
             if memory.is_lack(error):
                 self._log_why(f", for lack of memory: {error}".partition("\n")[0])
             else:
@@ -93,8 +91,8 @@ class FirstBatchCheck:
             if not replicas.on_cpu:
                 gc.collect()  # copies of the state may stay in reference cycles
         if message is None:
+            self.is_done = not is_first
             return
-        self.is_done = True
         if check == "raise":
             self.is_done, self._compared = False, None  # the next call shall raise the error again
             raise NotOneDeviceError(message)
@@ -146,12 +144,10 @@ class FirstBatchCheck:
         where = places(model, compare(model, batch, outputs=True, spares=True))
         of = f"{which}, of {size} examples"
         of = of if taken == size else f"{taken} of the {size} examples of {which}"
-        shown = "; ".join(map(str, found[:_SHOWN]))
-        more = f"; and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
         return (
             f"The training step of the model {model.name!r} does not compute under "
             f"{require_trainer(model).strategy} what it computes on one device. For {of}: "
-            f"{shown}{more}. Where to look: {where}. "
+            f"{first_of(list(map(str, found)), _SHOWN)}. Where to look: {where}. "
             f"{_OF_STATE if comparison.keeps_state else _OF_EXAMPLES} "
             "kerasdist.compare_with_one_device(model, x, y) compares again; KERASDIST_CHECK=off "
             "leaves this check out."
@@ -163,14 +159,14 @@ def _least(free: list[int | None]) -> int | None:
 
 
 _OF_EXAMPLES = (
-    "Each replica runs that code with its own examples alone. If it mixes examples, or divides by "
+    "Each replica runs that code with only its own examples. If it mixes examples, or divides by "
     "something else than their number, let it compute on kerasdist.global_batch(tensor), which "
     "holds the examples of all replicas, or reduce by a mean over the examples instead of a sum."
 )
 _OF_STATE = (
     "That code computes something else each time: it keeps state in Python outside of the model, "
     "such as a counter in a global or a closure, or an iterator. The replicas of a process share "
-    "that, so it changes once a replica. Keep it in an attribute of a layer or the model, as a "
-    "number, a list or a dict, of which each replica has its own, or in a Keras variable; count "
-    "steps by optimizer.iterations."
+    "this state, so each of them changes it in a step. Keep it in an attribute of a layer or the "
+    "model, as a number, a list or a dict, of which each replica has its own, or in a Keras "
+    "variable; count steps by optimizer.iterations."
 )

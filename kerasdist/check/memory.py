@@ -107,15 +107,15 @@ def _error_of(attempt: Callable[[], object]) -> Exception | None:
 
 def _elsewhere(rank: int, said: str | None) -> ReplicaError:
     return ReplicaError(
-        'Expected a step on trial, for set_most_examples_at_once("auto"), to succeed on all '
+        'Expected the trial step of set_most_examples_at_once("auto") to succeed on all '
         f"workers. Received: on worker {rank}: {said}. The output of that worker has more of it."
     )
 
 
 _ADVICE = (
-    'A step was tried with set_most_examples_at_once("auto"). If it does not fit with one example '
-    "at a time, it is for weights, gradients and the optimizer: divide them (sharding=), or take "
-    "a smaller type."
+    'This was the trial step of set_most_examples_at_once("auto"). If one example at a time does '
+    "not fit, the memory is full of weights, gradients and the optimizer's variables: divide them "
+    "(sharding=), or take a smaller type."
 )
 
 

@@ -71,12 +71,9 @@ class OneDeviceComparison:
         return not self.more_than_rounding
 
     def __str__(self) -> str:
-        verdict = (
-            "computes what one device computes"
-            if self.equal
-            else "does not compute what one device computes"
-        )
-        lines = [f"{self.strategy} {verdict}, for a batch of {self.examples} examples:"]
+        verb = "computes" if self.equal else "does not compute"
+        said = f"{self.strategy} {verb} what one device computes"
+        lines = [f"{said}, for a batch of {self.examples} examples:"]
         for name in ("loss", "outputs", "gradients", "weights", "metrics", "moving_statistics"):
             title = f"{name.replace('_', ' ')}:"
             lines.append(f"  {title:18} {_line(getattr(self, name))}")
@@ -197,7 +194,7 @@ def places(model: keras.Model, comparison: Comparison) -> str:
     changes = {f"change of {one.name}" for one in comparison.found.weights}
     if differ <= changes and comparison.found.gradients:
         name = getattr(model.optimizer, "name", "of the step")
-        return f"the optimizer {name}, which gets equal gradients and changes weights otherwise"
+        return f"the optimizer {name}, which gets equal gradients, but changes weights differently"
     logs = {one.name for one in comparison.found.logs} - {"loss"}
     outputs = comparison.found.outputs
     suspects: list[Callable[..., Any]] = []

@@ -71,10 +71,10 @@ def described_difference(
     return f"{apart[0]}={said}" + (f" (further differences: {more})" if more else "")
 
 
-def first_of(items: Sequence[str]) -> str:
+def first_of(items: Sequence[str], most: int = NAMED) -> str:
     """Returns the first items in words, and how many others there are."""
-    more = f"; and {len(items) - NAMED} others" if len(items) > NAMED else ""
-    return "; ".join(items[:NAMED]) + more
+    more = f"; and {len(items) - most} others" if len(items) > most else ""
+    return "; ".join(items[:most]) + more
 
 
 def named_workers(ranks: Sequence[int]) -> str:

@@ -1,7 +1,7 @@
 """Converts the state of callbacks and data sources to JSON and arrays, and back.
 
-A value is converted to a *form*, which is JSON but may contain NumPy arrays. In a file, numbers
-replace the arrays of a form.
+A value is converted to a *form*, which is JSON but may contain NumPy arrays. In a file, each array
+of a form is replaced by the number of the array.
 
 Pickle is not used, so reading a backup runs no code. Mutable values (lists, arrays, random
 generators, objects) are restored by filling the existing object, so that other code that refers to
@@ -258,7 +258,8 @@ def filled(form: object, arrays: Sequence[np.ndarray | None]) -> Any:
 def decode(form: object, current: object = None, named: dict[str, Any] | None = None) -> Any:
     """Converts a form back to a value; a value that is still the script's own is filled in place.
 
-    ``named`` has the values that several attributes of an object hold, by the first place of each.
+    ``named`` has the values that several attributes of an object hold, by the place at which each
+    value was found first.
     """
     if not isinstance(form, dict):
         return form
@@ -339,7 +340,7 @@ def _restored(form: Form, kind: str, current: Any, named: dict[str, Any]) -> Any
     elif kind == "torch":
         torch = registry.torch_states()
         if torch is None:
-            raise ValueError("PyTorch, of which a generator or a tensor is kept, is not imported")
+            raise ValueError("the backup has a value of PyTorch, which is not imported")
         return torch.put_back(decode(form["state"], None, named), current)
     elif kind == "tensor":
         return ops.convert_to_tensor(_array(form["value"]))
@@ -427,7 +428,8 @@ class _Watched:
         """Returns the forms of the attributes that have changed."""
         begin, (forms, encoder) = self._at_begin, self._encoded()
         self.lost = encoder.lost
-        # The file also has lines of an earlier process, which the script does not write again.
+        # The content of a CSVLogger's file is always saved: the file may have lines of an earlier
+        # process, which the script does not write again.
         changed = {
             key for key, form in forms.items() if key == _CONTENT or begin.get(key) != digest(form)
         }
@@ -551,9 +553,7 @@ def _closures(callback: object) -> list[str]:
     found = {}
     if not isinstance(callback, keras.callbacks.LambdaCallback):
         return []
-    for hook in vars(callback).values():
-        if not inspect.isfunction(hook) or keras_compat.is_builtin(hook):
-            continue
+    for hook in filter(inspect.isfunction, vars(callback).values()):
         for name, value in closure_of(hook):
             if isinstance(value, _MUTABLE):
                 found[f"{type(callback).__name__}: {name} ({type(value).__name__})"] = None

@@ -15,6 +15,7 @@ from pathlib import Path
 from kerasdist.agreement import description
 from kerasdist.core.user_warnings import warn_user
 from kerasdist.errors import BackupError
+from kerasdist.job.comparison import first_of
 
 # Facts about user code and rows of data, which only cause a warning if they differ.
 _MAY_DIFFER = frozenset({description.KEY, "uses", description.ROWS})
@@ -27,7 +28,7 @@ _DATA = ("x", "y", "sample_weight")
 
 _RATE = "learning_rate"
 _NOTHING = "nothing"
-_SHOWN, _NAMED = 100, 5
+_SHOWN = 100
 
 
 def of_model(model: object) -> dict[str, object]:
@@ -57,35 +58,30 @@ def is_same(
     if refused and takes_weights:
         warn_user(
             f"Training begins anew with the weights of the backup {path}, which is of another call "
-            f"of fit: {_listed(refused)}."
+            f"of fit: {first_of(refused)}."
         )
         return False
     if refused:
         raise BackupError(
-            f"Expected the backup {path} to be of this call of fit. Received: {_listed(refused)}. "
-            "Take another folder, or delete the backups in this one, to train from the beginning; "
-            "to go on from them, make the script what it was; to begin anew with their weights, "
-            'use BackupAndRestore(..., resume="weights").'
+            f"Expected the backup {path} to be of this call of fit. Received: {first_of(refused)}. "
+            "To train from the beginning, take another folder, or delete the backups in this one; "
+            "to continue from them, undo the changes of the script; to begin anew with their "
+            'weights, use BackupAndRestore(..., resume="weights").'
         )
     rates = [said for kind, said in apart if kind == _RATE]
     if rates:
         warn_user(
             f"Training goes on with the learning rate of the backup {path}, as in plain Keras, not "
-            f"with the script's: {_listed(rates)}. To change it, set model.optimizer.learning_rate "
-            "in a callback."
+            f"with the script's: {first_of(rates)}. To change it, set "
+            "model.optimizer.learning_rate in a callback."
         )
     doubted = [said for kind, said in apart if kind == "doubted"]
     if doubted:
         warn_user(
-            f"The script has changed since the backup {path} was written: {_listed(doubted)}. "
+            f"The script has changed since the backup {path} was written: {first_of(doubted)}. "
             "Training goes on from it."
         )
     return True
-
-
-def _listed(differences: list[str]) -> str:
-    more = len(differences) - _NAMED
-    return "; ".join(differences[:_NAMED]) + (f"; and {more} more" if more > 0 else "")
 
 
 def _differences(

@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Literal, final
 
+from kerasdist.job.job import Job
+
 # The hours that one device is assumed to run between two failures: a cautious guess.
 # Llama 3's 16,384 GPUs were interrupted 419 times in 54 days, once in 50,000 hours of a GPU.
 # (Grattafiori et al. 2024, "The Llama 3 Herd of Models".) Spot machines fail far more often.
@@ -121,13 +123,13 @@ class Interval:
         return self._since is not None and self._trained > self._before
 
     def choose(
-        self, save: Callable[[], None], wait: Callable[[], None], agree: Callable[[int], int]
+        self, save: Callable[[], None], wait: Callable[[], None], job: Job | None = None
     ) -> None:
         """Chooses the number of batches by the time that ``save`` takes.
 
         Between two backups training must also take as long as ``wait``, which waits until a backup
         is on the disk; otherwise the next backup would have to wait for the one before it.
-        ``agree`` returns the chief's number on every worker. All workers must call this method.
+        All workers of the `job` must call this method; they use the chief's number.
         """
         assert self._since is not None  # as `is_measured` says
         begin = perf_counter()
@@ -138,10 +140,12 @@ class Interval:
         least = perf_counter() - begin - cost
         hours = DEVICE_HOURS / self._replicas if self._hours is None else self._hours
         best = max(best_seconds(cost, hours * 3600), least)
-        self._every = agree(max(round(best / seconds), 1))
+        self._every = max(round(best / seconds), 1)
+        if job is not None:
+            self._every = job.broadcast_object("batches between backups", self._every)
         self.is_open = False
         said = (
-            "A backup takes %.3g s, and a batch %.3g s. With a failure each %.3g hours there is a "
-            "backup each %d batches."
+            "A backup takes %.3g s, and a batch %.3g s. With a failure every %.3g hours, a backup "
+            "is made every %d batches."
         )
         _logger.info(said, cost, seconds, hours, self._every)

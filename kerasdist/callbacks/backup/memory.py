@@ -92,9 +92,9 @@ def has_room(folder: Path, arrays: Sequence[Unread | np.ndarray]) -> bool:
     if free > needed + _HEADER:
         return True
     warn_user(
-        f"Expected {needed:,} bytes for a backup in {folder}. Received: {free:,} bytes that are "
-        "free. It goes to the disk alone. Containers have 64 MiB there unless they are started "
-        "with more (docker run --shm-size)."
+        f"Expected {needed:,} free bytes for a backup in {folder}. Received: {free:,} free bytes. "
+        "So the backup is written only to the disk. Containers have 64 MiB there unless they are "
+        "started with more (docker run --shm-size)."
     )
     return False
 

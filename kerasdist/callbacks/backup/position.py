@@ -168,7 +168,7 @@ class Position:
         self._read_by_python, self._draws = True, False
         self._lost = _lost_of(source)
         if begins_anew and isinstance(source, Iterator):
-            self._lost.append("the place of a generator (give data that begin anew)")
+            self._lost.append("the place of a generator (pass data that can be read again)")
         self._read_ahead: Sequence[Any] | None = None
         self._begin: _Begin | None = None
         self._reads_aside = self._calls_python = False
@@ -209,8 +209,8 @@ class Position:
         batches = self._length if self._continues else None
         if batches is not None and batches != self._steps:
             self._lost.append(
-                f"the place in {batches} batches of which an epoch takes "
-                f"steps_per_epoch={self._steps} (let them be as many, or repeat the data)"
+                f"the place in data of {batches} batches, since an epoch takes "
+                f"steps_per_epoch={self._steps} (make both numbers equal, or repeat the data)"
             )
         source = keras_compat.source_of(adapter)
         if source is None:
@@ -254,7 +254,7 @@ class Position:
         if source.pass_epochs is None:
             self._lost.append("the place in pipelines that a function makes for each worker")
         elif isinstance(source.dataset, keras_compat.PyDataset):
-            self._lost.append("what a PyDataset remembers of which each worker reads a part")
+            self._lost.append("what a PyDataset remembers, since each worker reads a part of it")
 
     def lost(self) -> list[str]:
         """Returns what a backup cannot restore, one line for each."""
@@ -262,14 +262,14 @@ class Position:
         if self._calls_python and self._begin is not None:
             now, before = random_states.kept(), self._begin["random"]
             if (now["numpy"], now["python"]) != (before["numpy"], before["python"]):
-                how = "for a tf.data pipeline, which reads ahead (seed a generator as it begins)"
+                how = "for a tf.data pipeline, which reads ahead (seed a generator when it begins)"
                 lost.append(f"what Python draws {how}")
         reads_some = self._begins_anew and self._steps not in (None, self._length)
         is_read_ahead = keras_compat.backend_name() == "tensorflow"
         if reads_some and is_read_ahead and self._source.has_changed:
             lost.append(
-                f"what changes as TensorFlow reads ahead, of {self._length} batches of which "
-                f"validation_steps={self._steps} are taken (leave it out)"
+                f"what changes while TensorFlow reads ahead, since of {self._length} batches only "
+                f"validation_steps={self._steps} are used (leave validation_steps out)"
             )
         return lost
 

@@ -59,7 +59,8 @@ class RunFiles:
         keep: How many backups stay.
         mode: The permissions of the files.
         job: The job of this process.
-        run: A name that no other run has, if all workers see the folder and divide variables.
+        run: A name that no other run has, if workers divide variables and all of them see the
+            folder; else None.
         takes_weights: Whether a backup of another call can be used.
         in_memory: The folder in this host's memory to which this process writes each backup first;
             None if it does not.
@@ -103,26 +104,28 @@ class RunFiles:
             found = self._first_whole(self._fitting(call))
             if found is None and self._own() != self._all() and self.refusal is None:
                 warn_user(
-                    f"The backups in {self.folder} are of a later call of fit of this script, "
-                    "for which they stay: this call trains again. Give each call of fit a folder "
-                    "of its own, and the first one delete_checkpoint=False, so that it need not."
+                    f"The backups in {self.folder} belong to a later call of fit in this script, "
+                    "so they are kept, and this call trains again. To avoid that, give each call "
+                    "of fit its own folder, and the first call delete_checkpoint=False."
                 )
             return found
         return self._first_whole(iter(())) if self.in_parts else None
 
     def _fitting(self, call: Mapping[str, object]) -> Iterator[StoredFile]:
-        """Yields the chief's files of the backups that belong to this call, newest first."""
+        """Yields the chief's files of the backups that belong to this call, newest first.
+
+        Raises:
+            BackupError: If this run must not use the folder.
+        """
         try:
             hold_folder(self.folder, self.mode)
-        except BackupError as error:
-            self.refusal = str(error)
-            return
+        except BackupError:
+            raise
         except OSError as error:
-            self.refusal = (
+            raise BackupError(
                 "Expected a folder of backups that this process can write. Received: "
                 f"{str(self.folder)!r}: {error.strerror}. Take another one."
-            )
-            return
+            ) from error
         storage.remove_unfinished(self.folder)
         variables.remove_orphans(self.folder)
         mark = _mark_of(self.folder)
@@ -136,13 +139,9 @@ class RunFiles:
                 _refuse(path, error)
                 continue
             here = {name: call[name] for name in there}
-            try:
-                self.of_this_call = fit_call.is_same(
-                    path, there, here, takes_weights=self.takes_weights
-                )
-            except BackupError as error:
-                self.refusal = str(error)
-                return
+            self.of_this_call = fit_call.is_same(
+                path, there, here, takes_weights=self.takes_weights
+            )
             yield stored
 
     def _first_whole(self, candidates: Iterator[StoredFile]) -> StoredVariables | None:
@@ -151,7 +150,10 @@ class RunFiles:
         Workers that see the folder each check some of the parts.
         """
         while True:
-            stored = next(candidates, None)
+            try:
+                stored = next(candidates, None)
+            except BackupError as error:
+                stored, self.refusal = None, str(error)
             chiefs = None if stored is None else stored.path.name
             [name, *_] = self._gathered("a backup", chiefs)
             if name is None:
@@ -169,7 +171,7 @@ class RunFiles:
                 _refuse(path, next(filter(None, complaints)))
 
     def _checked(self, chiefs: StoredFile) -> StoredVariables:
-        """Checks this worker's share of the parts of a backup."""
+        """Checks some of the parts of a backup, while other workers check the others."""
         job = self.job if self.in_parts else None
         rank, workers = (0, 1) if job is None else (job.rank, job.num_workers)
         variables.require_whole_parts(self.folder, variables.parts_of(chiefs.facts)[rank::workers])
@@ -224,7 +226,7 @@ class RunFiles:
         if self.in_memory is not None and memory.has_room(self.in_memory, arrays):
             folder = self.in_memory
         elif not self._is_chiefs:
-            variables.read_along(arrays)
+            storage.read_along(arrays)
             return False
         path = storage.path_of(folder, self.number)
         try:
@@ -261,8 +263,8 @@ class RunFiles:
             variables.remove_orphans(self.folder, up_to=self.number)
         warn_user(
             f"Backup {self.number} could not be written to {folder or self.folder}: {why}. "
-            "Training goes on, and the next backup is written at its time. Until then a restart "
-            "begins at the newest that is there."
+            "Training goes on, and the next backup is written when it is due. Until then a restart "
+            "continues from the newest backup that exists."
         )
 
     def training_ended(self, *, removes: bool) -> None:
@@ -281,18 +283,17 @@ class RunFiles:
         if not self._is_chiefs:
             return
         if removes:
-            run, [*newest], old = _run_of_launcher(), self._own()[:1], self._own()[1:]
+            run, own = _run_of_launcher(), self._own()
             with contextlib.suppress(OSError):
-                if run is not None and newest:
+                if run is not None and own:
                     (self.folder / _MARK).write_text(run, encoding="utf-8")
-                    self._remove(self.folder, old)
                     gone = partial(_remove_finished, self._place, run)
                     if self.job is not None:
                         self.job.at_leave(gone)
                     else:
                         atexit.register(lambda: _is_failing() or gone())
-                else:
-                    self._remove(self.folder, [*newest, *old])
+                    own = own[1:]
+                self._remove(self.folder, own)
         release_folder(self.folder)
 
     def _remove_old(self, folder: Path) -> None:
@@ -357,7 +358,7 @@ def _fit_of(path: Path) -> int:
 
 
 def _refuse(path: Path, reason: object) -> None:
-    warn_user(f"The backup {path} is not used: {reason}. The one before it is, if there is one.")
+    warn_user(f"The backup {path} is not used: {reason}. The backup before it is, if any.")
 
 
 _LOCK = "in-use.json"
@@ -425,7 +426,9 @@ def _try_lock(path: Path, mode: int) -> dict[str, object] | None:
     except OSError as error:
         with contextlib.closing(os.fdopen(file, "rb")) as opened:
             if error.errno in _IS_HELD:
-                return _owner(opened.read())
+                with contextlib.suppress(ValueError):
+                    return json.loads(opened.read())
+                return {}  # the owner is writing the file at the moment
         _warn_of_lock(path, error)
         return None
     if not _is_still(path, file):  # meanwhile the owner has ended and removed the file
@@ -447,18 +450,10 @@ def _is_still(path: Path, file: int) -> bool:
         return False
 
 
-def _owner(content: bytes) -> dict[str, object]:
-    try:
-        found = json.loads(content)
-    except ValueError:  # the owner is writing it at the moment
-        found = None
-    return found if isinstance(found, dict) else {}
-
-
 def _warn_of_lock(path: Path, error: OSError) -> None:
     warn_user(
         f"{path} cannot be locked: {error.strerror}. If another run uses this folder of backups, "
-        "neither notices it, and each removes the other's."
+        "neither run notices the other, and each removes the other's backups."
     )
 
 

@@ -71,14 +71,10 @@ class StoredFile:
         with path.open("rb") as file:
             _require_magic(file)
             length = int.from_bytes(file.read(_LENGTH_BYTES), "big")
-            size = os.fstat(file.fileno()).st_size
-            try:
-                header = json.loads(file.read(min(length, size)))
-            except ValueError as error:
-                torn = "its header is not the one that was written: it is torn"
-                raise BackupError(torn) from error
+            text = file.read(min(length, os.fstat(file.fileno()).st_size))
             begin = file.tell()
         try:
+            header = json.loads(text)
             self.facts: Mapping[str, Any] = dict(header["facts"])
             self.forms: Sequence[Any] = list(header["arrays"])
             self._begins = list(accumulate(map(bytes_of, self.forms), initial=begin))
@@ -152,13 +148,18 @@ def write_file(
             file.write(digest.digest())
     except OSError as error:
         place = f", at the variable {one.path!r}" if isinstance(one, Unread) else ""
-        for _, other in left:
-            if isinstance(other, Unread):
-                other.read()
+        read_along(other for _, other in left)
         if isinstance(error, BackupError):
             raise
         raise OSError(error.errno, f"{error.strerror}{place}, in", str(path)) from error
     return digest.hexdigest()
+
+
+def read_along(arrays: Iterable[object]) -> None:
+    """Reads arrays that are not written here, because other workers take part in the reads."""
+    for one in arrays:
+        if isinstance(one, Unread):
+            one.read()
 
 
 def read(path: Path) -> StoredFile:
@@ -191,9 +192,8 @@ def require_whole(path: Path, known: str | None = None) -> None:
 
 def newest_first(folder: Path) -> list[Path]:
     """Returns the backups of a folder, the newest first."""
-    if not folder.is_dir():
-        return []
-    return sorted((one for one in folder.iterdir() if _NAME.fullmatch(one.name)), reverse=True)
+    found = (path for path in folder.glob("backup-*") if _NAME.fullmatch(path.name))
+    return sorted(found, reverse=True)
 
 
 def remove(paths: Iterable[Path]) -> None:
@@ -247,6 +247,6 @@ def _require_magic(file: BinaryIO) -> None:
     found = file.read(len(_MAGIC))
     if found != _MAGIC:
         raise BackupError(
-            f"it begins with {found!r}, not {_MAGIC!r}: of another version of kerasdist, or no "
-            "backup"
+            f"it begins with {found!r}, not {_MAGIC!r}: it is of another version of kerasdist, or "
+            "no backup"
         )

@@ -7,10 +7,11 @@ exists as soon as the chief's file does. Parts that no chief's file names are of
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Generator, Iterable, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property, partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, final
 
@@ -29,7 +30,7 @@ from kerasdist.core.sharding import HeldShard, Region
 from kerasdist.errors import BackupError
 from kerasdist.keras_compat import ops
 
-_NAME = re.compile(r"backup-(\d{12})-[0-9a-f]+-part(\d+)\.kdb")
+_NAME = re.compile(r"backup-(\d{12})-[0-9a-f]+-part\d+\.kdb")
 
 
 def write_part(
@@ -42,17 +43,14 @@ def write_part(
         shards: The shards that this worker holds, by the number of the variable.
         mode: The file's permissions.
     """
-    listed = [(variable, one) for variable, held in shards.items() for one in held if one.is_first]
-    places = [[variable, *_place(one.region)] for variable, one in listed]
-    arrays = [
-        Unread(np.dtype(one.dtype), (at.rows, at.end - at.begin), one.read, one.path)
-        for one, at in [(one, one.region) for _, one in listed]
-    ]
+    places, arrays = [], []
+    for variable, held in shards.items():
+        for one in (each for each in held if each.is_first):
+            at = one.region
+            places.append([variable, at.rows, at.begin, at.end])
+            shape = at.rows, at.end - at.begin
+            arrays.append(Unread(np.dtype(one.dtype), shape, one.read, one.path))
     return [path.name, storage.write_file(path, {"shards": places}, arrays, mode)]
-
-
-def _place(region: Region) -> tuple[int, int, int]:
-    return region.rows, region.begin, region.end
 
 
 def parts_of(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -63,49 +61,27 @@ def parts_of(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
 def require_whole_parts(folder: Path, parts: Iterable[tuple[str, str]]) -> None:
     """Refuses parts that are missing, or whose bytes are not the bytes that were written."""
     for name, digest in parts:
-        with _complaining_of(name):
+        try:
             storage.require_whole(folder / name, digest)
+        except BackupError as error:
+            raise BackupError(f"of its part {name}, {error}") from error
+        except OSError as error:
+            raise BackupError(f"its part {name} cannot be read: {error}") from error
 
 
-@contextmanager
-def _complaining_of(name: str) -> Generator[None]:
-    try:
-        yield
-    except BackupError as error:
-        raise BackupError(f"of its part {name}, {error}") from error
-    except OSError as error:
-        raise BackupError(f"its part {name} cannot be read: {error}") from error
-
-
-def remove_orphans(folder: Path, up_to: int | None = None) -> None:
-    """Removes the parts that no chief's file names.
+def remove_orphans(folder: Path, up_to: float = math.inf) -> None:
+    """Removes the parts of backups of which there is no chief's file.
 
     Args:
         folder: The folder of the backups.
         up_to: The largest number of a backup whose parts are removed, because workers may be
-            writing later parts; None for no limit.
+            writing later parts.
     """
-    parts = [(match, path) for path in folder.glob("backup-*") if (match := _of(path))]
-    if not parts:
-        return
-    kept: set[str] = set()
-    unknown: set[int] = set()
-    for path in storage.newest_first(folder):
-        try:
-            kept.update(name for name, _ in parts_of(StoredFile(path).facts))
-        except (BackupError, OSError, TypeError, ValueError):  # a damaged file, or another version
-            unknown.add(storage.number_of(path))
-    storage.remove(
-        path
-        for match, path in parts
-        if path.name not in kept
-        and int(match[1]) not in unknown
-        and (up_to is None or int(match[1]) <= up_to)
-    )
-
-
-def _of(path: Path) -> re.Match[str] | None:
-    return _NAME.fullmatch(path.name)
+    there = set(map(storage.number_of, storage.newest_first(folder)))
+    for path in list(folder.glob("backup-*")):
+        match = _NAME.fullmatch(path.name)
+        if match is not None and int(match[1]) not in there and int(match[1]) <= up_to:
+            path.unlink(missing_ok=True)
 
 
 _Shards = dict[int, list[tuple[Region, StoredFile, int]]]
@@ -136,8 +112,7 @@ class StoredVariables:
     def _shards_in(self, parts: Iterable[tuple[str, str]]) -> _Shards:
         found: _Shards = {}
         for name, _ in parts:
-            with _complaining_of(name):
-                file = StoredFile(self.chiefs.path.with_name(name))
+            file = StoredFile(self.chiefs.path.with_name(name))
             for index, (variable, *place) in enumerate(file.facts["shards"]):
                 found.setdefault(variable, []).append((Region(*place), file, index))
         return found
@@ -182,11 +157,13 @@ class StoredVariables:
 
     def _require_all(self, variable: int) -> None:
         """Refuses parts that do not make up the whole variable."""
-        regions = sorted((one for one, _, _ in self._shards.get(variable, ())), key=_place)
+        regions = [one for one, _, _ in self._shards.get(variable, ())]
+        regions.sort(key=attrgetter("begin", "end"))
         ends = [0, *(one.end for one in regions)]
-        joined = all(one.begin == end for one, end in zip(regions, ends, strict=False))
-        joined = joined and len({one.rows for one in regions}) == 1
-        if not joined or sum(one.size for one in regions) != self._size(variable):
+        is_joined = [one.begin for one in regions] == ends[:-1]
+        has_one_form = len({one.rows for one in regions}) == 1
+        size = sum(one.size for one in regions)
+        if not (is_joined and has_one_form and size == self._size(variable)):
             raise BackupError(f"its parts are not the whole of variable {variable}: {regions}")
 
     def _shape(self, variable: int) -> Sequence[int]:
@@ -256,7 +233,7 @@ def shards_of(variables: Sequence[object], replicas: ReplicaSet) -> dict[int, Se
 def to_write(variables: Sequence[Any], elsewhere: Mapping[int, object]) -> list[Any]:
     """Returns variables' values for a file; most variables are read only when they are written.
 
-    All workers must call this function, and then either write the file or call `read_along`.
+    All workers must call this function, and then write the file or call `storage.read_along`.
 
     Args:
         variables: The variables.
@@ -278,13 +255,6 @@ def to_write(variables: Sequence[Any], elsewhere: Mapping[int, object]) -> list[
 
 def _value(variable: Any) -> np.ndarray:
     return ops.convert_to_numpy(variable.value)
-
-
-def read_along(arrays: Sequence[object]) -> None:
-    """Takes part in the reads of variables that the chief makes while it writes them."""
-    for one in arrays:
-        if isinstance(one, Unread):
-            one.read()
 
 
 def add_up_anew(variables: Sequence[Any], arrays: Sequence[object]) -> None:

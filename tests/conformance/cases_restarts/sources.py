@@ -122,7 +122,7 @@ def validation_data(lab):
         # From a backup before any validation, of an epoch's end, and within the third epoch.
         exact(lab, validated(source, **steps), at=(7, 10, 20))
     if reads_ahead:
-        said = ["of 8 batches of which validation_steps=3"]
+        said = ["of 8 batches only validation_steps=3"]
         exact(lab, validated(counting, **some), at=(), lost=said)
 
     def batches():

@@ -53,7 +53,7 @@ class Run:
 
         self.backups.append(self.count)
         if self.interval.is_open:
-            self.interval.choose(save, self._wait_for_disk, lambda every: every)
+            self.interval.choose(save, self._wait_for_disk)
         save()
 
 

@@ -47,7 +47,7 @@ def test_that_in_memory_is_read_first_and_a_torn_one_is_not(tmp_path, torn, foun
 
 def test_what_does_not_fit_goes_to_the_disk_alone(tmp_path, monkeypatch):
     monkeypatch.setattr(memory.shutil, "disk_usage", lambda _: SimpleNamespace(free=39))
-    with pytest.warns(UserWarning, match=r"Expected 40 bytes .* Received: 39 bytes that are free"):
+    with pytest.warns(UserWarning, match=r"Expected 40 free bytes .* Received: 39 free bytes"):
         written(tmp_path, [1])
     assert numbers(tmp_path / "memory") == []
     assert numbers(tmp_path / "disk") == [1]
