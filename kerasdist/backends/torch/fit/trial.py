@@ -16,9 +16,8 @@ from kerasdist import keras_compat
 from kerasdist.backends.base.trial import Draws, MemoryTrial, Trial, TriedBatch
 from kerasdist.backends.torch import private
 from kerasdist.backends.torch.fit.steps import Steps, buffers_of, layers_with_buffers, of_all
-from kerasdist.backends.torch.replica.placing import default_generators
+from kerasdist.backends.torch.replica.placing import default_generators, move
 from kerasdist.backends.torch.state import shards
-from kerasdist.backends.torch.state.host_memory import copied_to
 from kerasdist.core.structures import map_leaves
 from kerasdist.input import sharding
 from kerasdist.input.sharding import WorkerShard
@@ -67,7 +66,7 @@ class TorchTrial(Trial):
         """Returns a clone of a variable's value; a sharded variable is gathered first."""
         value = shards.read(variable)
         device = self._replicas.torch_devices[0]
-        return None if value is None else _clone(copied_to(device, value))
+        return None if value is None else _clone(move(device, value))
 
     def write(self, variable: keras.Variable, value: Any) -> None:
         """Assigns to the copy of a variable."""

@@ -75,6 +75,10 @@ class LayoutShard(Shard):
         """Returns the part of a full value with which this worker of a replica computes."""
         return _block(whole, self.inner, self.row)
 
+    def part_of(self, gradient: torch.Tensor) -> torch.Tensor:
+        """Returns this worker's part of a gradient, which may be full or that part already."""
+        return self.cut_inside(gradient) if tuple(gradient.shape) == self.shape else gradient
+
     def cut_across(self, part: Any) -> Any:
         """Returns this worker's shard of a part that `cut_inside` has returned."""
         return _block(part, self.outer, self.column)

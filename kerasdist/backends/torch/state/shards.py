@@ -21,11 +21,11 @@ import torch
 
 from kerasdist import keras_compat
 from kerasdist.agreement.results import checksum_in_type, checksum_of, unnumbered
-from kerasdist.backends.base import metering, weight_files
+from kerasdist.backends.base import weight_files
 from kerasdist.backends.base.checks import differing_assignment
-from kerasdist.backends.torch.state.host_memory import copied_to
-from kerasdist.backends.torch.workers.process_group import bytes_of
-from kerasdist.core.context import current, replica_scope
+from kerasdist.backends.torch.replica.placing import move
+from kerasdist.backends.torch.workers.process_group import bytes_of, padded
+from kerasdist.core.context import current, replaced, replica_scope
 from kerasdist.core.ownership import VariableTable
 from kerasdist.core.sharding import GROUP_BYTES, HeldShard, Region
 from kerasdist.job.job import current_job
@@ -111,11 +111,9 @@ class Shard:
     def gather(self, own: torch.Tensor) -> torch.Tensor:
         """Returns the whole value from the workers' shards. All workers must call this method."""
         draw_all()
-        own = copied_to(self.group.device, own.detach())
-        work, gathered = self.group.start_gather_of_parts(padded(own, self.length))
-        with metering.waiting_for_workers():
-            work.wait()
-        return gathered[: self.size].view(self.shape)
+        own = move(self.group.device, own.detach())  # from the host's memory, if it is offloaded
+        gathered = self.group.gather_alike(padded(own, self.length))
+        return gathered.view(-1)[: self.size].view(self.shape)
 
 
 @final
@@ -138,7 +136,7 @@ class WeightGroup:
         self.is_used_itself = False
         self._number = next(_numbers)
         self._group = shard.group
-        self._empty: torch.Tensor = _bytes_of(keras_compat.stored_value(variable))[:0]
+        self._empty = keras_compat.stored_value(variable).detach()[:0]
         self._bytes = 0
         _groups.add(self)
         self.add(variable, shard)
@@ -169,7 +167,7 @@ class WeightGroup:
         for reference, shard, dtype in self._members:
             variable = reference()
             part = self._empty if variable is None else keras_compat.stored_value(variable)
-            parts.append(padded(_bytes_of(part), shard.length * dtype.itemsize))
+            parts.append(padded(bytes_of(part, part.device), shard.length * dtype.itemsize))
         return self._group.start_gather_of_parts(torch.cat(parts) if len(parts) > 1 else parts[0])
 
     def wholes(
@@ -198,15 +196,6 @@ class WeightGroup:
         """Leaves out the weights that all workers have freed."""
         members = enumerate(self._members)
         self._members = [one for place, one in members if (self._number, place) not in freed]
-
-
-def _bytes_of(flat: torch.Tensor) -> torch.Tensor:
-    return flat.detach().view(torch.uint8)
-
-
-def padded(flat: torch.Tensor, length: int) -> torch.Tensor:
-    """Returns flattened values, padded with zeros to a length."""
-    return flat if len(flat) == length else torch.nn.functional.pad(flat, (0, length - len(flat)))
 
 
 def shard_of(variable: keras.Variable) -> Shard | None:
@@ -377,11 +366,8 @@ def install() -> None:
 
 def _track(original: Callable[..., None], *args: object) -> None:
     """Makes a layer register this worker's shards as its torch parameters."""
-    before, _Reading.shards = _Reading.shards, True
-    try:
+    with replaced(_Reading, "shards", True):
         original(*args)
-    finally:
-        _Reading.shards = before
 
 
 def _read(original: Callable[[Any], Any], variable: keras.Variable) -> Any:

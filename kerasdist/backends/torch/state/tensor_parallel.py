@@ -227,8 +227,7 @@ class LayoutWeights(ShardedWeights):
             if whole.placements != placements:
                 whole = whole.redistribute(placements=placements)
             return whole.to_local()
-        is_whole = shard is not None and tuple(gradient.shape) == shard.shape
-        return shard.cut_inside(gradient) if shard is not None and is_whole else gradient
+        return gradient if shard is None else shard.part_of(gradient)
 
     def _run(self, operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Runs an operation of torch of which an argument is a DTensor, by DTensor's rules."""

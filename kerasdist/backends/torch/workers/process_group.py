@@ -434,7 +434,7 @@ class ProcessGroup(Group):
     def _gathered(self, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
         """Returns the workers' tensors, stacked along a new axis 0 and sent from a device."""
         every = self._gathered_bytes(bytes_of(tensor, device))
-        return _of_bytes(every, tensor.dtype, torch.Size((self.size, *tensor.shape)))
+        return every.view(tensor.dtype).view(self.size, *tensor.shape)
 
     def _gathered_bytes(self, own: torch.Tensor) -> torch.Tensor:
         every = own.new_empty(self.size * len(own))
@@ -456,15 +456,15 @@ class ProcessGroup(Group):
         sizes = self._exchange_sizes(label, tensors, axis)
         rows = [tensor.movedim(axis, 0) if tensor.ndim else tensor[None] for tensor in tensors]
         longest: list[int] = sizes.amax(0).tolist()
-        parts = [bytes_of(_pad(*one), self.device) for one in zip(rows, longest, strict=True)]
+        parts = [bytes_of(padded(*one), self.device) for one in zip(rows, longest, strict=True)]
         every = self._gathered_bytes(torch.cat(parts))
         columns = every.view(self.size, -1).split([len(part) for part in parts], 1)
         found: list[tuple[torch.Tensor, int]] = []
         counts: list[list[int]] = sizes.T.tolist()
         for like, one, column, theirs in zip(tensors, rows, columns, counts, strict=True):
             shape = torch.Size((self.size, max(theirs), *one.shape[1:]))
-            padded = _of_bytes(column, like.dtype, shape)
-            whole = torch.cat([own[:count] for own, count in zip(padded, theirs, strict=True)])
+            equal = _of_bytes(column, like.dtype, shape)
+            whole = torch.cat([own[:count] for own, count in zip(equal, theirs, strict=True)])
             whole = whole.movedim(0, axis).contiguous() if like.ndim else whole[0]
             found.append((whole.to(like.device), sum(theirs[: self.rank])))
         return found
@@ -506,7 +506,8 @@ class ProcessGroup(Group):
             check_shapes([row[2 : 2 + row[1]] for row in theirs], axis)
 
 
-def _pad(rows: torch.Tensor, size: int) -> torch.Tensor:
+def padded(rows: torch.Tensor, size: int) -> torch.Tensor:
+    """Returns rows, or flattened values, padded with zeros to a size along axis 0."""
     missing = size - len(rows)
     return torch.cat([rows, rows.new_zeros(missing, *rows.shape[1:])]) if missing else rows
 
