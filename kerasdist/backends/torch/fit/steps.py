@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import cached_property
 from typing import Any, final
 
 import keras
@@ -11,10 +12,10 @@ import torch
 
 from kerasdist import config, keras_compat
 from kerasdist.backends.base import metering
-from kerasdist.backends.torch import private
 from kerasdist.backends.torch.fit.batches import Part, divide, join
 from kerasdist.backends.torch.fit.fit_rules import FitRules
 from kerasdist.backends.torch.replica.compiled import CompiledCalls
+from kerasdist.backends.torch.replica.placing import Version
 from kerasdist.backends.torch.replica.random import chiefs_draws
 from kerasdist.backends.torch.replica.replicas import TorchReplicaSet
 from kerasdist.backends.torch.state import shards
@@ -48,20 +49,13 @@ class Steps:
         self._group = self._replicas.group
         # The rules of a step whose metrics are not yet summed over the workers; None otherwise.
         self._unsummed: FitRules | None = None
-        self._calls: CompiledCalls | None = None
 
-    @property
-    def _compiled(self) -> CompiledCalls | None:
-        if not self._trainer.compiles_in_replicas:
-            return None
-        if self._calls is None:
-            self._calls = CompiledCalls()
-        return self._calls
+    @cached_property
+    def _calls(self) -> CompiledCalls:
+        return CompiledCalls()
 
     def make_train_function(self, step: Step, alone: Step) -> Function:
         """Returns a function that takes training steps and returns the logs of the last step."""
-        if self._replicas.job is not None:
-            alone = self._with_chiefs_draws(alone)
         reducer, total = None, self._replicas.gradient_sum
         if total is not None and self._trainer.has_builtin("train_step"):
             reducer = GradientReducer(self._model, total)
@@ -94,8 +88,9 @@ class Steps:
             prepare(model, self._trainer.strategy)
         rules = FitRules(model, self._group, _sums_of(model))
         rules.reducer = reducer
-        rules.compiled = self._compiled
+        rules.compiled = self._calls if self._trainer.compiles_in_replicas else None
         reports_itself = not self._trainer.note_overrides()
+        is_worker = self._replicas.job is not None
         with_buffers = layers_with_buffers(model)
         finds_rows = trains and config.most_examples_at_once() == "auto"
 
@@ -107,12 +102,13 @@ class Steps:
                 batch, parts = self._divided(given)
                 if parts is None:
                     self.end()
-                    logs = self._alone(alone, batch)
+                    logs = self._alone(alone, batch, draws_alike=trains and is_worker)
                 else:
-                    before = _versions(with_buffers) if with_buffers else {}
+                    buffers = _buffers(with_buffers).items()
+                    before = {name: Version(one) for name, one in buffers}
                     each = self._replicas.run(self._trainer.strategy, step, parts, rules)
                     if before:
-                        _require_equal_versions(before, _versions(with_buffers))
+                        _require_unchanged(before, _buffers(with_buffers))
                     wanted = self._replicas.batch_logs_matter or reports_itself
                     logs = self._logs(each, parts, rules, wanted=wanted and not left)
             if trains and current.meter is not None:
@@ -141,7 +137,7 @@ class Steps:
         """Returns a function that returns the predictions for all rows, on every worker."""
         model = self._model
         rules = FitRules(model, self._group)
-        rules.compiled = self._compiled
+        rules.compiled = self._calls if self._trainer.compiles_in_replicas else None
 
         def predictions(given: object) -> Any:
             batch, parts = self._divided(given)
@@ -156,25 +152,20 @@ class Steps:
 
         return lambda batches: join([predictions(batch) for batch in batches])
 
-    def _alone(self, step: Step, batch: Any) -> Any:
-        """Runs plain Keras's step on every worker, with the global batch and full weights."""
-        is_divided = self._replicas.divides_state
-        with (
-            shards.held_whole(self._model.variables) if is_divided else nullcontext(),
-            whole_step(self._trainer.strategy) if current.replica is None else nullcontext(),
-        ):
+    def _alone(self, step: Step, batch: Any, *, draws_alike: bool = False) -> Any:
+        """Runs plain Keras's step on every worker, with the global batch and full weights.
+
+        With `draws_alike`, all workers draw the same random numbers.
+        """
+        with ExitStack() as contexts:
+            if self._replicas.divides_state:
+                contexts.enter_context(shards.held_whole(self._model.variables))
+            if current.replica is None:
+                contexts.enter_context(whole_step(self._trainer.strategy))
+                if draws_alike:
+                    device = self._replicas.torch_devices[0]
+                    contexts.enter_context(chiefs_draws(self._replicas.workers, device))
             return step(batch)
-
-    def _with_chiefs_draws(self, step: Step) -> Step:
-        """Returns a step for the whole batch, in which all workers draw the same random numbers."""
-
-        def drawing_alike(batch: object) -> Any:
-            if current.replica is not None:
-                return step(batch)
-            with chiefs_draws(self._replicas.workers, self._replicas.torch_devices[0]):
-                return step(batch)
-
-        return drawing_alike
 
     def end(self) -> bool:
         """Sums metrics over the workers if that was postponed; returns whether it was."""
@@ -219,21 +210,17 @@ def buffers_of(layer: Any) -> dict[str, torch.Tensor]:
     return dict(layer.named_buffers(recurse=False, remove_duplicate=False))
 
 
-def _versions(layers: Sequence[Any]) -> dict[str, tuple[Any, int]]:
-    """Returns, by name, each buffer and how often it has been changed in place."""
+def _buffers(layers: Sequence[Any]) -> dict[str, torch.Tensor]:
+    """Returns the buffers that these layers have registered, by the layers' and their own names."""
     return {
-        f"{layer.name}.{name}": (one, private.count_changes(one))
-        for layer in layers
-        for name, one in buffers_of(layer).items()
+        f"{layer.name}.{name}": one for layer in layers for name, one in buffers_of(layer).items()
     }
 
 
-def _require_equal_versions(
-    before: dict[str, tuple[Any, int]], after: dict[str, tuple[Any, int]]
-) -> None:
+def _require_unchanged(before: Mapping[str, Version], after: Mapping[str, torch.Tensor]) -> None:
     """Refuses a step that changes a buffer of a Keras layer, which all replicas share."""
-    for name, (one, version) in before.items():
-        if after[name][0] is not one or after[name][1] != version:
+    for name, version in before.items():
+        if not version.is_of(after[name]):
             raise UnsupportedError(
                 "Expected a step to change Keras variables alone, of which each replica has its "
                 f"own. Received: a change of the buffer {name!r}, by register_buffer, which all "

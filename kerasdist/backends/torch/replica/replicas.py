@@ -15,7 +15,7 @@ import torch
 
 from kerasdist import keras_compat
 from kerasdist.agreement.results import checksum_of
-from kerasdist.api.options import CommunicationOptions, ReduceOp
+from kerasdist.api.options import ReduceOp
 from kerasdist.api.values import (
     DistributedValues,
     Mirrored,
@@ -461,12 +461,6 @@ class TorchRunner(Runner):
         here = torch.cat(parts, axes[0])
         [(whole, _)] = self._group.gather("gather", [here], axes[0])
         return whole
-
-    def reduce_to(
-        self, op: ReduceOp, values: Sequence[Any], options: CommunicationOptions
-    ) -> list[Any]:
-        """Returns the sum or mean of each value on every replica's device."""
-        return [self._mirrored(self.reduce(op, value, None)) for value in values]
 
     def broadcast(self, tensor: Any) -> Any:
         """Returns the chief's tensor on every replica's device."""

@@ -99,9 +99,8 @@ class ShardedWeights(abc.ABC):
     are_differentiated = False
     advice: str
 
-    @abc.abstractmethod
-    def add(self, variable: keras.Variable, shard: Shard) -> None:
-        """Adds a new weight."""
+    def add(self, variable: keras.Variable, shard: Shard) -> None:  # noqa: B027
+        """Adds a new weight, if weights must be known before a step reads them."""
 
     @abc.abstractmethod
     def tensor(self, variable: keras.Variable) -> torch.Tensor | None:
@@ -111,9 +110,9 @@ class ShardedWeights(abc.ABC):
     def read(self, variable: keras.Variable) -> torch.Tensor | None:
         """Returns the value of a weight; None for one that is read as it is stored."""
 
-    @abc.abstractmethod
     def has_frozen(self, value: object) -> bool:
-        """Returns whether an object is the tensor of a gathered weight that is not trained."""
+        """Returns whether an object is the full tensor of a gathered weight that is not trained."""
+        return False
 
     @abc.abstractmethod
     def in_step(self) -> AbstractContextManager[None]:

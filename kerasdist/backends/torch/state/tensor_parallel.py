@@ -26,9 +26,9 @@ from torch.nn.modules.module import register_module_forward_hook
 
 from kerasdist import keras_compat
 from kerasdist.backends.torch import private
-from kerasdist.backends.torch.replica.placing import default_generators
+from kerasdist.backends.torch.replica.random import chiefs_draws
 from kerasdist.backends.torch.state.gathered import ShardedWeights
-from kerasdist.backends.torch.state.shards import Shard, draw_all, shard_of
+from kerasdist.backends.torch.state.shards import draw_all, shard_of
 from kerasdist.core.context import current
 from kerasdist.core.ownership import VariableTable
 from kerasdist.core.structures import flatten, map_leaves
@@ -101,9 +101,6 @@ class LayoutWeights(ShardedWeights):
         self._leaves: VariableTable[Leaf] = VariableTable()
         self._told: set[str] = set()
 
-    def add(self, variable: keras.Variable, shard: Shard) -> None:
-        """Does nothing, because a weight gets its leaf when a step reads it."""
-
     def tensor(self, variable: keras.Variable) -> torch.Tensor | None:
         """Returns the leaf of a weight, whether it is gathered or not; None for other variables."""
         leaf = self._leaf(variable)
@@ -128,17 +125,12 @@ class LayoutWeights(ShardedWeights):
             self._leaves.put(variable, leaf)
         return leaf
 
-    def has_frozen(self, value: object) -> bool:
-        """Returns False, because weights are not gathered to full values."""
-        return False
-
     @contextmanager
     def in_step(self) -> Generator[None]:
         """Computes with DTensors, and lets the workers of a replica draw equal numbers."""
         draw_all()
-        self._draw_alike()
         hook = register_module_forward_hook(self._lay_out_output)
-        with private.intercept(self._run, DTensor):
+        with chiefs_draws(self._row, self._row.device), private.intercept(self._run, DTensor):
             try:
                 yield
             finally:
@@ -183,12 +175,6 @@ class LayoutWeights(ShardedWeights):
         if mask is not None:
             keras_compat.set_keras_mask(found, mask)
         return found
-
-    def _draw_alike(self) -> None:
-        generators = default_generators(self._row.device)
-        own = [one.get_state() for one in generators]
-        for generator, state in zip(generators, self._row.from_chief(own), strict=True):
-            generator.set_state(state)
 
     def release(self) -> None:
         """Frees the weights that were gathered over the replicas."""

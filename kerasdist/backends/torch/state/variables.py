@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import abc
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, final
 
 import keras
@@ -236,15 +235,6 @@ class ReplicaScope(keras.StatelessScope):
             self.written[id(variable)] = variable
             (self.written_equal.add if is_equal else self.written_equal.discard)(id(variable))
         self.assigned.clear()
-
-    @contextmanager
-    def equal_writes(self) -> Iterator[None]:
-        """Notes, for the time of a block, that all replicas assign equal values."""
-        outer, self.writes_equal = self.writes_equal, True
-        try:
-            yield
-        finally:
-            self.writes_equal = outer
 
     def buffer(self, buffer: torch.Tensor, changing: bool) -> torch.Tensor:
         """Returns a module's buffer on the replica's device; if `changing`, its own copy."""

@@ -271,6 +271,7 @@ class ProcessGroup(Group):
 
     Attributes:
         device: The device on which this worker's tensors are sent and received.
+        of_torch: The group that torch's own functions take; None stands for torch's default group.
         bytes_per_pack: The size of a bucket of gradients; None for the default.
         between: For the workers of one machine: those that hold the same shards elsewhere, or None.
     """
@@ -283,18 +284,13 @@ class ProcessGroup(Group):
         check_communication(communication, "PyTorch", ("bytes_per_pack", "compression"))
         self.bytes_per_pack = communication.bytes_per_pack
         self._compressed = _COMPRESSED[communication.compression]
-        self._group = _beside_default.get(job)  # None stands for torch's default group
+        self.of_torch = _beside_default.get(job)
         self._ranks: range | None = None  # the ranks in the job of these workers; None: all ranks
         self.between: ProcessGroup | None = None
         self._timeout = timedelta(seconds=job.timeouts.meeting)
         self._name, self._collectives = "all workers", job.collectives
         if self._compressed is not None:
             self.gradients_travel_as = str(self._compressed).removeprefix("torch.")
-
-    @property
-    def of_torch(self) -> dist.ProcessGroup | None:
-        """The group that torch's own functions take; None stands for its default group."""
-        return self._group
 
     def within_host(self, workers: int) -> ProcessGroup:
         """Returns the group of this machine's workers. All workers of the job must call it.
@@ -328,7 +324,7 @@ class ProcessGroup(Group):
         group = copy.copy(self)
         group._ranks, group._name = ranks, name
         group.rank, group.size = ranks.index(self.rank), len(ranks)
-        group._group = _new_group(self._timeout, ranks)
+        group.of_torch = _new_group(self._timeout, ranks)
         return group
 
     def mesh(self) -> Any:
@@ -336,8 +332,8 @@ class ProcessGroup(Group):
         # imported here, because few programs need this
         from torch.distributed.device_mesh import DeviceMesh
 
-        assert self._group is not None  # `in_grid` has connected it
-        return DeviceMesh.from_group(self._group, self.device.type, mesh_dim_names=("model",))
+        assert self.of_torch is not None  # `in_grid` has connected it
+        return DeviceMesh.from_group(self.of_torch, self.device.type, mesh_dim_names=("model",))
 
     def _record(self, kind: str, sent: torch.Tensor) -> None:
         """Records a collective that starts, if the user has asked for that."""
@@ -350,7 +346,7 @@ class ProcessGroup(Group):
         """Starts an in-place all-reduce of a contiguous tensor, compressed if the user chose so."""
         sent = self._compress(flat)
         self._record("all_reduce", sent)
-        work: Any = dist.all_reduce(sent, group=self._group, async_op=True)
+        work: Any = dist.all_reduce(sent, group=self.of_torch, async_op=True)
         return work if sent is flat else work.get_future().then(lambda _: flat.copy_(sent))
 
     def start_sum_of_parts(self, flat: torch.Tensor) -> ReduceScatter:
@@ -358,7 +354,7 @@ class ProcessGroup(Group):
         sent = self._compress(flat)
         own = sent.new_empty(len(flat) // self.size)
         self._record("reduce_scatter", sent)
-        work = _scatter_sum(own, sent, group=self._group, async_op=True)
+        work = _scatter_sum(own, sent, group=self.of_torch, async_op=True)
         between = None if self.between is None else self.between.start_sum
         return ReduceScatter(work, own, flat.dtype, between)
 
@@ -370,7 +366,7 @@ class ProcessGroup(Group):
         """Starts an all-gather of equal parts; returns it and the tensor that will hold all."""
         whole = part.new_empty(self.size * len(part))
         self._record("all_gather", part)
-        return _gather_into(whole, part, group=self._group, async_op=True), whole
+        return _gather_into(whole, part, group=self.of_torch, async_op=True), whole
 
     @cached_property
     def of_buckets(self) -> ProcessGroup:
@@ -380,7 +376,7 @@ class ProcessGroup(Group):
         """
         beside = copy.copy(self)
         beside._name += ", for buckets"
-        beside._group = _new_group(self._timeout, self._ranks)
+        beside.of_torch = _new_group(self._timeout, self._ranks)
         if self.between is not None:
             beside.between = self.between.of_buckets
         return beside
@@ -397,7 +393,7 @@ class ProcessGroup(Group):
             flat = torch.cat(parts) if len(parts) > 1 else parts[0].clone()
             self._record("all_reduce", flat)
             with metering.waiting_for_workers():
-                dist.all_reduce(flat, group=self._group)
+                dist.all_reduce(flat, group=self.of_torch)
             chunks = flat.split([part.numel() for part in parts])
             for index, chunk in zip(members, chunks, strict=True):
                 like = tensors[index]
@@ -423,7 +419,7 @@ class ProcessGroup(Group):
         flat = bytes_of(tensor, self.device)
         self._record("broadcast", flat)
         with metering.waiting_for_workers():
-            dist.broadcast(flat, group=self._group, group_src=0)
+            dist.broadcast(flat, group=self.of_torch, group_src=0)
         return flat.view(tensor.dtype).view(tensor.shape).to(tensor.device)
 
     @torch.no_grad()
@@ -441,7 +437,7 @@ class ProcessGroup(Group):
         if len(own):
             self._record("all_gather", own)
             with metering.waiting_for_workers():
-                _gather_into(every, own, group=self._group)
+                _gather_into(every, own, group=self.of_torch)
         return every
 
     @torch.no_grad()
