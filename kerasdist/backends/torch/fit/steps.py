@@ -54,13 +54,6 @@ class Steps:
     def _calls(self) -> CompiledCalls:
         return CompiledCalls()
 
-    def make_train_function(self, step: Step, alone: Step) -> Function:
-        """Returns a function that takes training steps and returns the logs of the last step."""
-        reducer, total = None, self._replicas.gradient_sum
-        if total is not None and self._trainer.has_builtin("train_step"):
-            reducer = GradientReducer(self._model, total)
-        return self.make_function(step, alone, reducer, trains=True)
-
     def run_trial(self, step: Step, batch: Any) -> Any:
         """Runs the step of a trial on the replicas; returns the logs of the global batch."""
         rules, replicas = FitRules(self._model, self._group, _sums_of(self._model)), self._replicas
@@ -71,23 +64,19 @@ class Steps:
         each = replicas.run(self._trainer.strategy, step, parts, rules)
         return self._logs(each, parts, rules, wanted=True)
 
-    def make_function(
-        self,
-        step: Step,
-        alone: Step,
-        reducer: GradientReducer | None = None,
-        *,
-        trains: bool = False,
-    ) -> Function:
+    def make_function(self, step: Step, alone: Step, *, trains: bool = False) -> Function:
         """Returns a function that takes steps and returns the logs of the last step.
 
-        With `trains`, it reports each step to the meter, if there is one.
+        With `trains`, it reports each step to the meter, if there is one; on several workers the
+        gradients of Keras's own step are summed during the backward pass.
         """
         model = self._model
         if not self._replicas.is_plain:
             prepare(model, self._trainer.strategy)
         rules = FitRules(model, self._group, _sums_of(model))
-        rules.reducer = reducer
+        total = self._replicas.gradient_sum
+        if trains and total is not None and self._trainer.has_builtin("train_step"):
+            rules.reducer = GradientReducer(model, total)
         rules.compiled = self._calls if self._trainer.compiles_in_replicas else None
         reports_itself = not self._trainer.note_overrides()
         is_worker = self._replicas.job is not None
@@ -170,7 +159,7 @@ class Steps:
     def end(self) -> bool:
         """Sums metrics over the workers if that was postponed; returns whether it was."""
         rules, self._unsummed = self._unsummed, None
-        if rules is not None and rules.sums_are_parts:
+        if rules is not None:
             rules.exchange()
         return rules is not None
 
@@ -183,8 +172,6 @@ class Steps:
         if replicas.is_plain or current.replica is not None:
             return batch, None
         replicas.begin_step()
-        if replicas.shard_rules is not None:
-            replicas.shard_rules.require_useful()
         if replicas.job is not None:
             replicas.first_batches.compare()
             total = batch.total if isinstance(batch, WorkerShard) else examples(batch)

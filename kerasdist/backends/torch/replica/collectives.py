@@ -188,8 +188,8 @@ class TorchCollectives(Collectives):
         In every process the last replica to arrive runs the update, in cross-replica context.
         """
         weights = self.scope.weights
+        known = variables or keras_compat.optimized_variables(optimizer)
         if weights is not None:
-            known = variables or keras_compat.optimized_variables(optimizer)
             gradients = [
                 None if gradient is None else weights.own_gradient(gradient, variable)
                 for gradient, variable in zip(gradients, known, strict=True)
@@ -203,7 +203,6 @@ class TorchCollectives(Collectives):
             all_weights, all_gradients, all_variables = zip(*brought, strict=True)
             weights = [numerics.weight_of_gradients(optimizer, weight) for weight in all_weights]
             check_same(all_gradients, all_variables)
-            known = variables or keras_compat.optimized_variables(optimizer)
             rules = self.scope.rules
             if not optimizer.built and variables is not None:
                 with self.no_replica(), keras.name_scope(optimizer.name):

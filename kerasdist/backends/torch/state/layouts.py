@@ -101,10 +101,6 @@ class LayoutRules(ShardRules):
         """Returns a new sharded state for an optimizer."""
         return LayoutOptimizer(optimizer, self.row, self.column)
 
-    def require_useful(self) -> None:
-        """Raises a ValueError if a key of the map fits no existing variable."""
-        self._reader.require_useful()
-
     def serves(self, variable: keras.Variable) -> bool:
         """Returns whether the map shards a variable that is being made."""
         if shards.shard_of(variable) is None and keras_compat.is_of_optimizer():
@@ -121,9 +117,8 @@ class LayoutRules(ShardRules):
         shape = tuple(variable.shape)
         names = self._reader.axes(variable, shape)
         assert names is not None  # because `serves` has returned True
-        shard = LayoutShard(shape, names, self._axes, (self.row, self.column))
-        shard.why = self.why_whole(variable)
-        return shard
+        why = self.why_whole(variable)
+        return LayoutShard(shape, names, self._axes, (self.row, self.column), why)
 
     def shards_update(self, optimizer: keras.optimizers.Optimizer, weight: keras.Variable) -> bool:
         """Returns whether an optimizer updates only this worker's shard of a weight."""

@@ -306,9 +306,6 @@ class ShardRules(abc.ABC):
     def why_whole(self, variable: keras.Variable) -> str:
         """Returns why a variable is not sharded, in words for the table of shardings."""
 
-    def require_useful(self) -> None:  # noqa: B027
-        """Raises an error if a rule fits none of the variables that exist."""
-
     def note_slot(self, weight: keras.Variable, slot: keras.Variable) -> None:  # noqa: B027
         """Notes to which weight a variable of an optimizer belongs, if that matters."""
 

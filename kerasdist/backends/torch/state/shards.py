@@ -47,10 +47,16 @@ class Shard:
 
     Attributes:
         shape: The variable's shape.
+        size: How many elements the variable has.
         begin: Where this worker's shard begins in the flattened values.
         end: Where the shard ends; the shards of the last workers may be shorter, or empty.
         length: The length of the first worker's shard, and so of each shard in a message.
+        own_shape: The shape of this worker's shard.
+        gradient_shape: The shape of the gradient that this worker has after its replica's backward
+            pass.
+        described: In words, how and why the variable is sharded.
         group: The workers that divide the variable.
+        is_first: Whether this worker is the first of those that hold equal shards.
         together: The group of weights with which this shard is gathered; None if the shard is
             gathered alone.
         initializer: The function that will draw the variable's values; None if it has values.
@@ -59,37 +65,17 @@ class Shard:
     def __init__(self, shape: tuple[int, ...], group: ProcessGroup) -> None:
         """Shards a shape over the workers of a group."""
         size = math.prod(shape)
-        self.shape = shape
+        self.shape = self.gradient_shape = shape
+        self.size = size
         self.length = -(-size // group.size)
         self.begin = min(size, group.rank * self.length)
         self.end = min(size, self.begin + self.length)
+        self.own_shape: tuple[int, ...] = (self.end - self.begin,)
+        self.described = f"flattened, by {group.size}", "PyTorch divides any shape"
         self.group = group
+        self.is_first = group.is_first
         self.together: WeightGroup | None = None
         self.initializer: Any = None
-
-    @property
-    def size(self) -> int:
-        """How many elements the variable has."""
-        return math.prod(self.shape)
-
-    @property
-    def is_first(self) -> bool:
-        """Whether this worker is the first of those that hold equal shards."""
-        return self.group.is_first
-
-    @property
-    def own_shape(self) -> tuple[int, ...]:
-        """The shape of this worker's shard."""
-        return (self.end - self.begin,)
-
-    @property
-    def gradient_shape(self) -> tuple[int, ...]:
-        """The shape of the gradient that this worker has after its replica's backward pass."""
-        return self.shape
-
-    def described(self) -> tuple[str, str]:
-        """Returns in words how and why the variable is sharded."""
-        return f"flattened, by {self.group.size}", "PyTorch divides any shape"
 
     def region(self) -> Region | None:
         """Returns which elements this worker holds; None if no `Region` can describe them."""

@@ -129,6 +129,7 @@ class LayoutWeights(ShardedWeights):
     def in_step(self) -> Generator[None]:
         """Computes with DTensors, and lets the workers of a replica draw equal numbers."""
         draw_all()
+        self._reader.require_useful()
         hook = register_module_forward_hook(self._lay_out_output)
         with chiefs_draws(self._row, self._row.device), private.intercept(self._run, DTensor):
             try:
@@ -136,7 +137,7 @@ class LayoutWeights(ShardedWeights):
             finally:
                 hook.remove()
                 self.release()
-        self._reader.require_useful()
+        self._reader.require_useful()  # now also the keys for outputs
 
     def _lay_out_output(self, layer: torch.nn.Module, _: object, outputs: object) -> Any:
         """Returns the output of a layer as the map lays it out; None to leave it as it is."""

@@ -274,10 +274,9 @@ class GradientSum:
     Keras's own `train_step` and `optimizer.apply`.
     """
 
-    def __init__(self, group: ProcessGroup, job: Job, divides_state: bool = False) -> None:
+    def __init__(self, group: ProcessGroup, job: Job) -> None:
         self.group = group
         self._job = job
-        self._divides_state = divides_state
         # by the variables' ids
         self._agreed: dict[tuple[int, ...], list[weakref.ref[keras.Variable]]] = {}
 
@@ -292,7 +291,7 @@ class GradientSum:
 
         For a sharded gradient it returns this worker's shard of the sum.
         """
-        shards = self.shards_of(optimizer, variables)
+        shards = sharded_optimizers.of_gradients(optimizer, variables)
         self.agree(variables, len(gradients))
         like = [
             shape_of(variable) if gradient is None else gradient
@@ -308,12 +307,6 @@ class GradientSum:
             if somewhere[index]:
                 totals[index] = self.group.gather_alike(own).amax(0)
         return totals
-
-    def shards_of(
-        self, optimizer: keras.optimizers.Optimizer, variables: Sequence[keras.Variable]
-    ) -> Mapping[int, Shard]:
-        """Returns the shards of the gradients that an optimizer applies, by index."""
-        return sharded_optimizers.of_gradients(optimizer, variables) if self._divides_state else {}
 
     def agree(self, variables: Sequence[keras.Variable], gradients: int) -> None:
         """Compares variables and the number of gradients with those of the other workers, once."""
