@@ -43,10 +43,6 @@ class TorchTrial(Trial):
             batch = replace(batch, rows=rows, size=size, total=sum(sizes), given=sizes)
         return TriedBatch(batch, of_all(group, batch.rows, purpose), batch.sizes)
 
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self._buffers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-
     @contextmanager
     def own_state_kept(self) -> Generator[None]:
         """Restores the buffers that Keras's layers have registered, when the block ends."""
@@ -81,7 +77,7 @@ class TorchTrial(Trial):
 
     def buffer(self, buffer: torch.Tensor, changing: bool = True) -> torch.Tensor:
         """Returns the copy of a torch module's buffer; the first call makes it."""
-        return self._buffers.setdefault(id(buffer), (buffer, _clone(buffer)))[1]
+        return self._copies.setdefault(id(buffer), (buffer, _clone(buffer)))[1]
 
     def take(self, batch: TriedBatch) -> Any:
         """Runs the step in this thread, or on the replicas."""

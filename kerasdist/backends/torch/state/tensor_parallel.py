@@ -209,11 +209,8 @@ class LayoutWeights(ShardedWeights):
         shard = cast("LayoutShard | None", shard_of(variable))
         if isinstance(gradient, DTensor):
             leaf = self._leaf(variable)
-            placements = _WHOLE if leaf is None else leaf.placements
-            whole: Any = gradient.detach()
-            if whole.placements != placements:
-                whole = whole.redistribute(placements=placements)
-            return whole.to_local()
+            [placement] = _WHOLE if leaf is None else leaf.placements
+            return _local(gradient.detach(), self._mesh, placement)
         return gradient if shard is None else shard.part_of(gradient)
 
     def _run(self, operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -245,11 +242,9 @@ class LayoutWeights(ShardedWeights):
         def whole(leaf: Any) -> Any:
             if not isinstance(leaf, DTensor):
                 return leaf
-            key = id(leaf)
-            if key not in wholes:
-                value = leaf.redistribute(placements=_WHOLE).to_local()
-                wholes[key] = value
-            return wholes[key]
+            if id(leaf) not in wholes:
+                wholes[id(leaf)] = _local(leaf, self._mesh, _REPLICATED)
+            return wholes[id(leaf)]
 
         with torch.no_grad():
             result = operation(*map_leaves(whole, list(args)), **map_leaves(whole, dict(kwargs)))
@@ -258,8 +253,9 @@ class LayoutWeights(ShardedWeights):
                 given = args[place] if place < len(args) else kwargs.get(name)
                 for leaf in flatten(given):
                     if isinstance(leaf, DTensor):
-                        self._write(leaf, wholes[id(leaf)])
-                        changed[id(wholes[id(leaf)])] = leaf
+                        changed[id(whole(leaf))] = leaf
+                        [placement] = leaf.placements
+                        leaf.to_local().copy_(_local(whole(leaf), self._mesh, placement))
 
         def wrapped(leaf: Any) -> Any:
             if not isinstance(leaf, torch.Tensor):
@@ -269,11 +265,6 @@ class LayoutWeights(ShardedWeights):
             return _placed(leaf, self._mesh)
 
         return map_leaves(wrapped, result)
-
-    def _write(self, target: DTensor, whole: torch.Tensor) -> None:
-        """Writes a full value into a DTensor."""
-        source = _placed(whole, self._mesh)
-        target.to_local().copy_(source.redistribute(placements=target.placements).to_local())
 
     def _tell(self, about: str, message: str) -> None:
         if about not in self._told:

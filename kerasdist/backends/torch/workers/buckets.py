@@ -39,13 +39,12 @@ class Bucket:
         self.numbers = first.new_zeros(sum(sizes) + presence)
         *chunks, self.presence = self.numbers.split([*sizes, presence])
         self.gradients = [chunk.view(one.shape) for chunk, one in zip(chunks, like, strict=True)]
-        self.missing = len(like)
-        self.work: Waitable | None = None
+        self.clear()
 
     def clear(self) -> None:
         """Empties the bucket."""
         self.missing = len(self.gradients)
-        self.work = None
+        self.work: Waitable | None = None
 
     def put(self, place: int, gradient: torch.Tensor | None, weight: float) -> torch.Tensor | None:
         """Copies a weighted gradient into the bucket; returns the gradient's view in the bucket."""

@@ -481,25 +481,8 @@ class ProcessGroup(Group):
         if axis is not None:
             alike[:, :, place] = 0
         if not torch.equal(alike, alike[:1].expand_as(alike)):
-            self._refuse(label, tensors, every.tolist(), axis)
+            _refuse(label, every.tolist(), axis)
         return every[:, :, place]
-
-    def _refuse(
-        self,
-        label: str,
-        tensors: Sequence[torch.Tensor],
-        every: Sequence[Sequence[list[int]]],
-        axis: int | None,
-    ) -> None:
-        for number in range(len(tensors)):
-            theirs = [one[number] for one in every]
-            types = [_TYPES[row[0]] for row in theirs]
-            if len(set(types)) > 1:
-                raise ReplicaError(
-                    f"Expected every worker to bring tensors of one type to {label}. Received: "
-                    f"dtypes={types}, by worker. Cast them first."
-                )
-            check_shapes([row[2 : 2 + row[1]] for row in theirs], axis)
 
 
 def padded(rows: torch.Tensor, size: int) -> torch.Tensor:
@@ -522,6 +505,18 @@ def _of_bytes(row: torch.Tensor, dtype: torch.dtype, shape: torch.Size) -> torch
     # The bytes are copied, because they may not be aligned for the type.
     whole = row.clone(memory_format=torch.contiguous_format)
     return whole.view(-1).view(dtype).view(shape)
+
+
+def _refuse(label: str, every: Sequence[Sequence[list[int]]], axis: int | None) -> None:
+    """Raises the error for tensors that differ; `every` has each worker's headers."""
+    for theirs in zip(*every, strict=True):
+        types = [_TYPES[header[0]] for header in theirs]
+        if len(set(types)) > 1:
+            raise ReplicaError(
+                f"Expected every worker to bring tensors of one type to {label}. Received: "
+                f"dtypes={types}, by worker. Cast them first."
+            )
+        check_shapes([header[2 : 2 + header[1]] for header in theirs], axis)
 
 
 def _header(tensor: torch.Tensor) -> list[int]:
