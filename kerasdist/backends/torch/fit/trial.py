@@ -24,7 +24,7 @@ from kerasdist.input.sharding import WorkerShard
 
 
 class TorchTrial(Trial):
-    """A trial in which the step, on each replica too, reads clones in place of the variables."""
+    """A trial whose step reads clones of the variables, on one device and on the replicas."""
 
     is_only = False  # as in a `ReplicaScope`, because calls of torch's own modules read it
 

@@ -264,7 +264,7 @@ class TorchCollectives(Collectives):
     def all_moments(
         self, inputs: torch.Tensor, axes: Sequence[int]
     ) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Returns mean and variance over all replicas; None for what `Moments` leaves."""
+        """Returns mean and variance over all replicas; None for inputs that `Moments` refuses."""
         weights = self.scope.weights
         rows = batch_norm.rows_of(inputs if weights is None else weights.plain(inputs), axes)
         if rows is None:

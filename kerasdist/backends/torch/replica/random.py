@@ -93,7 +93,7 @@ class StepDraws:
 
     @contextmanager
     def again(self, rank: int, state: torch.Tensor | None) -> Iterator[None]:
-        """Returns a context in which a replica draws once more what it drew after `state`."""
+        """Lets a replica draw once more what it drew after `state`; None: since the step began."""
         if self._first is None:  # nothing was drawn in this step
             yield
             return

@@ -38,8 +38,8 @@ from kerasdist.core import ownership
 from kerasdist.core.context import current
 from kerasdist.core.ownership import VariableTable
 
-# The components of a variable on the replicas of this process, and the variable's own value when
-# they were kept; they are valid until that changes.
+# The components of a variable on the replicas of this process, and the version that the variable's
+# own value had when they were kept. They are valid as long as it still has this version.
 Kept = tuple[tuple[torch.Tensor, ...], Version]
 
 

@@ -1,9 +1,10 @@
 """Gathers sharded weights when layers read them, and again in the backward pass.
 
 Weights are gathered and freed in groups (`shards.WeightGroup`). While layers use one group, the
-group that followed it in the last similar step (`WeightGroup.traces`) is gathered. So at most two
-groups are gathered at any time. A step with N groups makes N gathers in the forward pass, and N - 1
-in the backward pass, because the last group is still gathered when the backward pass begins.
+group that followed it in an earlier step is gathered ahead (`GatheredWeights._following`). So at
+most two groups are gathered at any time. A step with N groups makes N gathers in the forward pass,
+and N - 1 in the backward pass, because the last group is still gathered when the backward pass
+begins.
 
 The graph of a step has one leaf per weight. The leaf has the weight's shape, but holds values only
 while the weight's group is gathered. A layer that reads a weight gets a view of the leaf, which
@@ -248,7 +249,7 @@ class GatheredWeights(ShardedWeights):
         with metering.waiting_for_workers():
             work.wait()
         leaves: list[Leaf] = []
-        for variable, shard, whole in group.wholes(numbers):
+        for variable, shard, whole in group.full_values(numbers):
             leaf = self.leaf(variable, shard)
             leaf.fill(whole)
             leaves.append(leaf)

@@ -59,14 +59,14 @@ class ShardedOptimizer:
         self._divided: list[tuple[ProcessGroup, list[bool]]] = []
 
     def add(self, weight: keras.Variable, slot: keras.Variable, new: Callable[[], Shard]) -> None:
-        """Shards a slot of a weight, by a new shard."""
+        """Shards a slot of a weight; `new` makes a shard."""
         shards.keep_shard(slot, new())
         self._slots.append(slot)
         if self._weights.get(weight) is None:
             self._weights.put(weight, new())
 
     def updated(self, weight: keras.Variable) -> Shard | None:
-        """Returns the shard that this worker updates of a weight; None if it updates all of it."""
+        """Returns the shard of a weight that this worker updates; None if it updates all of it."""
         held = shards.shard_of(weight)
         if held is None:
             return self._weights.get(weight)

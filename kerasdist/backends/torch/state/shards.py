@@ -156,7 +156,7 @@ class WeightGroup:
             parts.append(padded(bytes_of(part, part.device), shard.length * dtype.itemsize))
         return self._group.start_gather_of_parts(torch.cat(parts) if len(parts) > 1 else parts[0])
 
-    def wholes(
+    def full_values(
         self, gathered: torch.Tensor
     ) -> Generator[tuple[keras.Variable, Shard, torch.Tensor]]:
         """Yields each weight with its full value out of a gathered message, as a copy."""
@@ -317,7 +317,10 @@ def held_whole(variables: Iterable[keras.Variable]) -> Generator[None]:
 
 @contextmanager
 def stored_as(values: Sequence[tuple[keras.Variable, torch.Tensor]]) -> Generator[None]:
-    """Lets Keras see these tensors, whole values or shards, as all that their variables have."""
+    """Stores these tensors, full values or shards, in their variables while the block runs.
+
+    A variable then has the shape of its tensor, and counts as not sharded.
+    """
     before = [
         (one, _shards.get(one), keras_compat.stored_value(one), tuple(one.shape))
         for one, _ in values
@@ -338,7 +341,7 @@ def stored_as(values: Sequence[tuple[keras.Variable, torch.Tensor]]) -> Generato
 
 @final
 class _Reading:
-    """Whether a variable's value is at the moment this worker's shard, not the full value."""
+    """Whether reads of sharded variables return this worker's shards, not full values."""
 
     shards = False
 

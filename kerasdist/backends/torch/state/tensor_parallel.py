@@ -95,11 +95,11 @@ class LayoutWeights(ShardedWeights):
     advice = "Leave it out of the LayoutMap, so that it is whole on each worker."
 
     def __init__(self, row: ProcessGroup, reader: MapReader, inside: str) -> None:
-        """Starts without weights; the workers in `row`, a replica's, divide the axis `inside`."""
+        """Starts without weights; `row` has a replica's workers, the mesh's axis `inside`."""
         self._row, self._reader, self._inside = row, reader, inside
         self._mesh = row.mesh()
         self._leaves: VariableTable[Leaf] = VariableTable()
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
 
     def tensor(self, variable: keras.Variable) -> torch.Tensor | None:
         """Returns the leaf of a weight, whether it is gathered or not; None for other variables."""
@@ -151,7 +151,7 @@ class LayoutWeights(ShardedWeights):
         return map_leaves(lambda leaf: self._lay_out(leaf, path, axes), outputs)
 
     def _lay_out(self, leaf: object, path: str, axes: Sequence[str | None]) -> object:
-        """Returns a tensor whose axes the workers of a replica divide; the replica has all rows."""
+        """Returns an output, sharded over a replica's workers if its layout names their axis."""
         if not isinstance(leaf, torch.Tensor) or leaf.is_meta:
             return leaf
         if leaf.ndim < len(axes):
@@ -163,7 +163,7 @@ class LayoutWeights(ShardedWeights):
         axis = axes.index(self._inside) if self._inside in axes else None
         if axis is not None and leaf.shape[axis] % self._mesh.size():
             axis = None  # some of DTensor's rules count on even blocks
-            self._tell(
+            self._warn_once(
                 path,
                 "Expected the workers of a replica to divide the output of a layer evenly, so "
                 f"each worker has it whole. Received: layout={tuple(axes)} for {path!r} of "
@@ -227,7 +227,7 @@ class LayoutWeights(ShardedWeights):
             except (NotImplementedError, RuntimeError) as error:
                 if not _has_no_rule(error):
                     raise
-        self._tell(
+        self._warn_once(
             str(operation),
             f"torch's DTensor has no rule for {operation}, so each worker of a replica computes "
             "it from whole values: the numbers are the same, and it takes the memory and time of "
@@ -266,14 +266,14 @@ class LayoutWeights(ShardedWeights):
 
         return map_leaves(wrapped, result)
 
-    def _tell(self, about: str, message: str) -> None:
-        if about not in self._told:
-            self._told.add(about)
+    def _warn_once(self, about: str, message: str) -> None:
+        if about not in self._warned:
+            self._warned.add(about)
             warn_user(message)
 
 
 def _summed(result: Any) -> Any:
-    """Returns a result without a sum that is left to do, which else each use of it does again."""
+    """Returns a result whose partial sums are added up, so that later uses need not add them."""
     if isinstance(result, DTensor) and result.placements[0].is_partial():
         return result.redistribute(placements=_WHOLE)
     return result

@@ -153,7 +153,7 @@ class Buckets:
         beside_gathers: bool = False,
         last_bytes: int | None = None,
     ) -> None:
-        """Makes buckets for the variables, of `count` in all, whose index is in `like`.
+        """Makes buckets for those of an optimizer's `count` variables whose index is in `like`.
 
         For an index in `shards`, this worker gets only its shard of the sum. `beside_gathers`:
         whether weights are gathered at the same time.

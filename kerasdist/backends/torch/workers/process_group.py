@@ -122,7 +122,7 @@ def _new_group(timeout: timedelta, ranks: Sequence[int] | None = None) -> dist.P
 
 
 def _take_part_of_cores() -> None:
-    """Limits torch's threads to the number that the launcher sets, if torch was imported before."""
+    """Limits torch's threads to the launcher's number, which torch misses if imported earlier."""
     threads = os.environ.get("OMP_NUM_THREADS", "")
     if threads.isdecimal() and 0 < int(threads) < torch.get_num_threads():
         torch.set_num_threads(int(threads))
@@ -189,7 +189,7 @@ class Group:
         return [(tensor, 0) for tensor in tensors]
 
     def chiefs(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Returns the tensor on the chief, zeros on others, to be summed; booleans become uint8."""
+        """Returns a tensor whose sum over the workers is the chief's; booleans become uint8."""
         bits = tensor.view(torch.uint8) if tensor.dtype == torch.bool else tensor
         return torch.zeros_like(bits) if self.rank else bits
 
@@ -202,7 +202,7 @@ class Waitable(Protocol):
 
 
 def _wait_in_thread(work: Waitable) -> futures.Future[object]:
-    """Waits for a work of Gloo, then drops it, because it holds a copy of what it sends."""
+    """Waits for a collective of Gloo in a thread, which then drops the copy of what was sent."""
     done: futures.Future[object] = futures.Future()
 
     def wait() -> None:
@@ -273,7 +273,8 @@ class ProcessGroup(Group):
         device: The device on which this worker's tensors are sent and received.
         of_torch: The group that torch's own functions take; None stands for torch's default group.
         bytes_per_pack: The size of a bucket of gradients; None for the default.
-        between: For the workers of one machine: those that hold the same shards elsewhere, or None.
+        between: In a group of one machine's workers: the group of this worker and of those on other
+            machines that hold the same shards. None in other groups.
     """
 
     def __init__(self, job: Job, device: torch.device, communication: CommunicationOptions) -> None:

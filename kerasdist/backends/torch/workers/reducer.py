@@ -160,7 +160,7 @@ class HookedBuckets(Buckets):
         itself: weakref.ref[HookedBuckets] = weakref.ref(self)
         self._hooks = [
             parameter.register_post_accumulate_grad_hook(
-                lambda parameter, index=index: _tell(itself, index, parameter)
+                lambda parameter, index=index: _take(itself, index, parameter)
             )
             for index, parameter in self._parameters.items()
         ]
@@ -217,7 +217,7 @@ class HookedBuckets(Buckets):
             hook.remove()
 
 
-def _tell(buckets: weakref.ref[HookedBuckets], index: int, parameter: torch.Tensor) -> None:
+def _take(buckets: weakref.ref[HookedBuckets], index: int, parameter: torch.Tensor) -> None:
     owner = buckets()
     if owner is not None:
         owner.take(index, parameter)
