@@ -22,7 +22,7 @@ from kerasdist.backends.torch.state import shards
 from kerasdist.backends.torch.workers.process_group import Group
 from kerasdist.backends.torch.workers.reducer import GradientReducer
 from kerasdist.core.context import current, whole_step
-from kerasdist.core.structures import flatten, pack
+from kerasdist.core.structures import flatten, map_leaves, pack
 from kerasdist.errors import UnsupportedError
 from kerasdist.input.sharding import WorkerShard, examples
 from kerasdist.training.metrics import metrics_of, prepare
@@ -235,17 +235,12 @@ def of_all(group: Group, own: object, purpose: str) -> Any:
     """Returns the rows of all workers, one after another. All workers must call this function."""
     if group.size == 1:
         return own
-    leaves = flatten(own)
-    tensors = [
-        (index, keras_compat.ops.convert_to_tensor(leaf))
-        for index, leaf in enumerate(leaves)
-        if leaf is not None
-    ]
-    if tensors:
-        every = group.gather(purpose, [tensor for _, tensor in tensors], 0)
-        for (index, _), (whole, _) in zip(tensors, every, strict=True):
-            leaves[index] = whole
-    return pack(own, leaves)
+    present = [leaf for leaf in flatten(own) if leaf is not None]
+    if not present:
+        return own
+    tensors = [keras_compat.ops.convert_to_tensor(leaf) for leaf in present]
+    gathered = iter(group.gather(purpose, tensors, 0))
+    return map_leaves(lambda leaf: None if leaf is None else next(gathered)[0], own)
 
 
 def _combined_logs(

@@ -314,17 +314,15 @@ class TorchCollectives(Collectives):
             alike: Whether all tensors have the same shape, so that workers need not exchange
                 shapes.
         """
+        group = self._shared.group
 
         def concatenated(brought: Sequence[torch.Tensor]) -> tuple[torch.Tensor, list[int]]:
             here = torch.cat([part.to(brought[0].device) for part in brought], axis)
             if alike:
-                every = self._shared.group.gather_alike(here).movedim(0, axis)
-                whole, begin = (
-                    every.flatten(axis, axis + 1),
-                    self._shared.group.rank * here.shape[axis],
-                )
+                whole = group.gather_alike(here).movedim(0, axis).flatten(axis, axis + 1)
+                begin = group.rank * here.shape[axis]
             else:
-                [(whole, begin)] = self._shared.group.gather(label, [here], axis)
+                [(whole, begin)] = group.gather(label, [here], axis)
             begins = [begin]
             for part in brought:
                 begins.append(begins[-1] + part.shape[axis])

@@ -357,16 +357,14 @@ def in_buckets(
     most = most_bytes or _BUCKET_BYTES
     found: list[list[int]] = []
     filled, limit = 0, min(most, first_bytes or most)
-    previous: torch.Tensor | None = None
+    previous: object = None
     for index, tensor in tensors.items():
         kind = tensor.dtype, tensor.device
-        alike = previous is not None and (previous.dtype, previous.device) == kind
-        if alike and filled + tensor.nbytes <= limit:
-            found[-1].append(index)
-            filled += tensor.nbytes
-        else:
+        if kind != previous or filled + tensor.nbytes > limit:
             limit = most if found else limit
-            found.append([index])
-            filled = tensor.nbytes
-        previous = tensor
+            found.append([])
+            filled = 0
+        found[-1].append(index)
+        filled += tensor.nbytes
+        previous = kind
     return found
