@@ -215,10 +215,8 @@ class _FlatShard(torch.Tensor):
         """Returns the values of a box, in the memory of the shard."""
         chunks = self.__create_chunk_list__()
         [sizes] = [chunk.sizes for chunk in chunks if chunk.offsets == index.offset]
-        begin = 0
-        for offset, size in zip(index.offset or (), self.shard.shape, strict=True):
-            begin = begin * size + offset
-        begin -= self.shard.begin
+        offset = np.ravel_multi_index(tuple(index.offset or ()), self.shard.shape)
+        begin = int(offset) - self.shard.begin
         return self.as_subclass(torch.Tensor)[begin : begin + sizes.numel()].view(sizes)
 
 

@@ -81,12 +81,10 @@ class TorchTrial(Trial):
 
     def take(self, batch: TriedBatch) -> Any:
         """Runs the step in this thread, or on the replicas."""
-        trainer: Any = self._trainer
-        replicas = self._replicas
-        with replicas.placement():
+        with self._replicas.placement():
             if self._alone:
                 return self._step(batch.whole)
-            return Steps(trainer).run_trial(self._step, batch.given)
+            return Steps(self._trainer).run_trial(self._step, batch.given)
 
     def _step(self, batch: Any) -> Any:
         with private.intercept(_Drawing(self.draws, self.seed).run):
