@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from typing import Any, final
@@ -93,11 +93,10 @@ class Steps:
                     self.end()
                     logs = self._alone(alone, batch, draws_alike=trains and is_worker)
                 else:
-                    buffers = _buffers(with_buffers).items()
-                    before = {name: Version(one) for name, one in buffers}
+                    before = _versions(with_buffers) if with_buffers else []
                     each = self._replicas.run(self._trainer.strategy, step, parts, rules)
                     if before:
-                        _require_unchanged(before, _buffers(with_buffers))
+                        _require_unchanged(before)
                     wanted = self._replicas.batch_logs_matter or reports_itself
                     logs = self._logs(each, parts, rules, wanted=wanted and not left)
             if trains and current.meter is not None:
@@ -197,22 +196,21 @@ def buffers_of(layer: Any) -> dict[str, torch.Tensor]:
     return dict(layer.named_buffers(recurse=False, remove_duplicate=False))
 
 
-def _buffers(layers: Sequence[Any]) -> dict[str, torch.Tensor]:
-    """Returns the buffers that these layers have registered, by the layers' and their own names."""
-    return {
-        f"{layer.name}.{name}": one for layer in layers for name, one in buffers_of(layer).items()
-    }
+def _versions(layers: Sequence[Any]) -> list[tuple[Any, str, Version]]:
+    """Returns each buffer's layer, its name and its version."""
+    found = [(layer, buffers_of(layer)) for layer in layers]
+    return [(layer, name, Version(one)) for layer, own in found for name, one in own.items()]
 
 
-def _require_unchanged(before: Mapping[str, Version], after: Mapping[str, torch.Tensor]) -> None:
+def _require_unchanged(before: Sequence[tuple[Any, str, Version]]) -> None:
     """Refuses a step that changes a buffer of a Keras layer, which all replicas share."""
-    for name, version in before.items():
-        if not version.is_of(after[name]):
+    for layer, name, version in before:
+        if not version.is_of(getattr(layer, name)):
             raise UnsupportedError(
                 "Expected a step to change Keras variables alone, of which each replica has its "
-                f"own. Received: a change of the buffer {name!r}, by register_buffer, which all "
-                "replicas share. Make it with self.add_weight(trainable=False), or put the "
-                "module that has it into keras.layers.TorchModuleWrapper."
+                f"own. Received: a change of the buffer '{layer.name}.{name}', by register_buffer, "
+                "which all replicas share. Make it with self.add_weight(trainable=False), or put "
+                "the module that has it into keras.layers.TorchModuleWrapper."
             )
 
 
