@@ -157,19 +157,15 @@ class TorchProfiler(Profiler):
 
 
 def _check_sharding(sharding: Any, devices: Sequence[Device], job: Job | None) -> None:
-    if not isinstance(sharding, Sharding) and job is None:
-        size = math.prod(sharding.device_mesh.shape)
-        raise UnsupportedError(
-            "Expected one device per process, for a LayoutMap on PyTorch. Received: a mesh of "
-            f"{size} devices, with devices={[str(device) for device in devices]} in one process. "
-            f"Start a worker for each device: kerasdist run --workers {size} script.py."
-        )
-    if job is None and len(devices) > 1:
+    is_map = not isinstance(sharding, Sharding)
+    if job is None and (is_map or len(devices) > 1):
+        size = math.prod(sharding.device_mesh.shape) if is_map else len(devices)
+        divided = f"a LayoutMap over a mesh of {size} devices" if is_map else sharding
         raise UnsupportedError(
             "Expected one device per process, to divide state on PyTorch: the replicas of one "
-            f"process share one optimizer. Received: {sharding}, with devices="
+            f"process share one optimizer. Received: {divided}, with devices="
             f"{[str(device) for device in devices]} in one process. Start a worker for each "
-            f"device: kerasdist run --workers {len(devices)} script.py."
+            f"device: kerasdist run --workers {size} script.py."
         )
 
 

@@ -131,7 +131,7 @@ def _tensor_of(variable: keras.Variable) -> Any:
 
 @final
 class _SavePlanner(dcp.DefaultSavePlanner):
-    """Knows what is being written.
+    """Records which variable is being written, for the errors of `_Writer`.
 
     Attributes:
         path: The path of the variable of which a value was asked for last.
@@ -140,14 +140,14 @@ class _SavePlanner(dcp.DefaultSavePlanner):
     path = ""
 
     def lookup_object(self, index: MetadataIndex) -> Any:
-        """Returns what is to be written."""
+        """Returns the value to write, and records its variable."""
         self.path = "/".join(map(str, self.mappings[index.fqn][1:]))
         return super().lookup_object(index)
 
 
 @final
 class _Writer(dcp.FileSystemWriter):
-    """Writes this worker's file; an error says where, and torch hands it to all workers."""
+    """Writes this worker's file. An error names the file; torch reports it to all workers."""
 
     def write_data(self, plan: dcp.SavePlan, planner: Any) -> Any:
         """Writes the values."""
@@ -160,7 +160,7 @@ class _Writer(dcp.FileSystemWriter):
             ) from error
 
     def finish(self, metadata: Any, results: Any) -> None:
-        """Writes what says where the values are."""
+        """Writes the metadata, which say where in the files each value is."""
         try:
             super().finish(metadata, results)
         except OSError as error:
@@ -215,10 +215,8 @@ class _FlatShard(torch.Tensor):
         """Returns the values of a box, in the memory of the shard."""
         chunks = self.__create_chunk_list__()
         [sizes] = [chunk.sizes for chunk in chunks if chunk.offsets == index.offset]
-        begin = 0
-        for offset, size in zip(index.offset or (), self.shard.shape, strict=True):
-            begin = begin * size + offset
-        begin -= self.shard.begin
+        offset = np.ravel_multi_index(tuple(index.offset or ()), self.shard.shape)
+        begin = int(offset) - self.shard.begin
         return self.as_subclass(torch.Tensor)[begin : begin + sizes.numel()].view(sizes)
 
 

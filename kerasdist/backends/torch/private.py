@@ -105,7 +105,7 @@ Run = Callable[[Any, Sequence[Any], Mapping[str, Any]], object]
 def intercept(run: Run, kind: type | None = None) -> AbstractContextManager[object]:
     """Returns a context in which ``run(operation, args, kwargs)`` runs each operation of torch.
 
-    With a `kind` of tensors, it runs those alone that have such an argument.
+    With `kind`, a class of tensors, it runs only the operations that have such an argument.
     """
     return _interceptor()(run, kind)
 

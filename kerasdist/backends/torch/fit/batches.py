@@ -135,8 +135,7 @@ def _apply_mask(
     dtype: str | None,
     reduction: str,
 ) -> torch.Tensor | None:
-    is_masked = sample_weight is not None and mask is not None
-    replica = current.fit_replica if is_masked else None
+    replica = current.fit_replica
     if replica is None or sample_weight is None or mask is None:
         return original(sample_weight, mask, dtype=dtype, reduction=reduction)
     # An array is copied, because the weights that a user gives to `train_on_batch` must not change.

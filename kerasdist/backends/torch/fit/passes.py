@@ -19,7 +19,7 @@ from kerasdist import keras_compat
 from kerasdist.backends.base.model_trainer import require_trainer
 from kerasdist.backends.base.user_places import kept_state_of
 from kerasdist.backends.torch.replica.placing import Version
-from kerasdist.core.structures import flatten, pack
+from kerasdist.core.structures import flatten, map_leaves, pack
 from kerasdist.training import passes
 
 
@@ -64,8 +64,7 @@ def _of_rows(given: Any, begin: int, end: int, count: int) -> Any:
             return leaf
         return keras_compat.keep_keras_mask(leaf, leaf[begin:end], lambda mask: mask[begin:end])
 
-    leaves = [rows(leaf) for leaf in flatten(given)]
-    return pack(given, leaves)
+    return map_leaves(rows, given)
 
 
 def _joined(parts: Sequence[Any], sizes: Sequence[int]) -> Any:

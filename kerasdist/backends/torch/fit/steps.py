@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
+from functools import cached_property
 from typing import Any, final
 
 import keras
@@ -11,17 +12,17 @@ import torch
 
 from kerasdist import config, keras_compat
 from kerasdist.backends.base import metering
-from kerasdist.backends.torch import private
 from kerasdist.backends.torch.fit.batches import Part, divide, join
 from kerasdist.backends.torch.fit.fit_rules import FitRules
 from kerasdist.backends.torch.replica.compiled import CompiledCalls
+from kerasdist.backends.torch.replica.placing import Version
 from kerasdist.backends.torch.replica.random import chiefs_draws
 from kerasdist.backends.torch.replica.replicas import TorchReplicaSet
 from kerasdist.backends.torch.state import shards
 from kerasdist.backends.torch.workers.process_group import Group
 from kerasdist.backends.torch.workers.reducer import GradientReducer
 from kerasdist.core.context import current, whole_step
-from kerasdist.core.structures import flatten, pack
+from kerasdist.core.structures import flatten, map_leaves, pack
 from kerasdist.errors import UnsupportedError
 from kerasdist.input.sharding import WorkerShard, examples
 from kerasdist.training.metrics import metrics_of, prepare
@@ -48,24 +49,10 @@ class Steps:
         self._group = self._replicas.group
         # The rules of a step whose metrics are not yet summed over the workers; None otherwise.
         self._unsummed: FitRules | None = None
-        self._calls: CompiledCalls | None = None
 
-    @property
-    def _compiled(self) -> CompiledCalls | None:
-        if not self._trainer.compiles_in_replicas:
-            return None
-        if self._calls is None:
-            self._calls = CompiledCalls()
-        return self._calls
-
-    def make_train_function(self, step: Step, alone: Step) -> Function:
-        """Returns a function that takes training steps and returns the logs of the last step."""
-        if self._replicas.job is not None:
-            alone = self._with_chiefs_draws(alone)
-        reducer, total = None, self._replicas.gradient_sum
-        if total is not None and self._trainer.has_builtin("train_step"):
-            reducer = GradientReducer(self._model, total)
-        return self.make_function(step, alone, reducer, trains=True)
+    @cached_property
+    def _calls(self) -> CompiledCalls:
+        return CompiledCalls()
 
     def run_trial(self, step: Step, batch: Any) -> Any:
         """Runs the step of a trial on the replicas; returns the logs of the global batch."""
@@ -77,25 +64,22 @@ class Steps:
         each = replicas.run(self._trainer.strategy, step, parts, rules)
         return self._logs(each, parts, rules, wanted=True)
 
-    def make_function(
-        self,
-        step: Step,
-        alone: Step,
-        reducer: GradientReducer | None = None,
-        *,
-        trains: bool = False,
-    ) -> Function:
+    def make_function(self, step: Step, alone: Step, *, trains: bool = False) -> Function:
         """Returns a function that takes steps and returns the logs of the last step.
 
-        With `trains`, it reports each step to the meter, if there is one.
+        With `trains`, it reports each step to the meter, if there is one; on several workers the
+        gradients of Keras's own step are summed during the backward pass.
         """
         model = self._model
         if not self._replicas.is_plain:
             prepare(model, self._trainer.strategy)
         rules = FitRules(model, self._group, _sums_of(model))
-        rules.reducer = reducer
-        rules.compiled = self._compiled
+        total = self._replicas.gradient_sum
+        if trains and total is not None and self._trainer.has_builtin("train_step"):
+            rules.reducer = GradientReducer(model, total)
+        rules.compiled = self._calls if self._trainer.compiles_in_replicas else None
         reports_itself = not self._trainer.note_overrides()
+        is_worker = self._replicas.job is not None
         with_buffers = layers_with_buffers(model)
         finds_rows = trains and config.most_examples_at_once() == "auto"
 
@@ -107,12 +91,12 @@ class Steps:
                 batch, parts = self._divided(given)
                 if parts is None:
                     self.end()
-                    logs = self._alone(alone, batch)
+                    logs = self._alone(alone, batch, draws_alike=trains and is_worker)
                 else:
-                    before = _versions(with_buffers) if with_buffers else {}
+                    before = _versions(with_buffers) if with_buffers else []
                     each = self._replicas.run(self._trainer.strategy, step, parts, rules)
                     if before:
-                        _require_equal_versions(before, _versions(with_buffers))
+                        _require_unchanged(before)
                     wanted = self._replicas.batch_logs_matter or reports_itself
                     logs = self._logs(each, parts, rules, wanted=wanted and not left)
             if trains and current.meter is not None:
@@ -141,7 +125,7 @@ class Steps:
         """Returns a function that returns the predictions for all rows, on every worker."""
         model = self._model
         rules = FitRules(model, self._group)
-        rules.compiled = self._compiled
+        rules.compiled = self._calls if self._trainer.compiles_in_replicas else None
 
         def predictions(given: object) -> Any:
             batch, parts = self._divided(given)
@@ -156,30 +140,25 @@ class Steps:
 
         return lambda batches: join([predictions(batch) for batch in batches])
 
-    def _alone(self, step: Step, batch: Any) -> Any:
-        """Runs plain Keras's step on every worker, with the global batch and full weights."""
-        is_divided = self._replicas.divides_state
-        with (
-            shards.held_whole(self._model.variables) if is_divided else nullcontext(),
-            whole_step(self._trainer.strategy) if current.replica is None else nullcontext(),
-        ):
+    def _alone(self, step: Step, batch: Any, *, draws_alike: bool = False) -> Any:
+        """Runs plain Keras's step on every worker, with the global batch and full weights.
+
+        With `draws_alike`, all workers draw the same random numbers.
+        """
+        with ExitStack() as contexts:
+            if self._replicas.divides_state:
+                contexts.enter_context(shards.held_whole(self._model.variables))
+            if current.replica is None:
+                contexts.enter_context(whole_step(self._trainer.strategy))
+                if draws_alike:
+                    device = self._replicas.torch_devices[0]
+                    contexts.enter_context(chiefs_draws(self._replicas.workers, device))
             return step(batch)
-
-    def _with_chiefs_draws(self, step: Step) -> Step:
-        """Returns a step for the whole batch, in which all workers draw the same random numbers."""
-
-        def drawing_alike(batch: object) -> Any:
-            if current.replica is not None:
-                return step(batch)
-            with chiefs_draws(self._replicas.workers, self._replicas.torch_devices[0]):
-                return step(batch)
-
-        return drawing_alike
 
     def end(self) -> bool:
         """Sums metrics over the workers if that was postponed; returns whether it was."""
         rules, self._unsummed = self._unsummed, None
-        if rules is not None and rules.sums_are_parts:
+        if rules is not None:
             rules.exchange()
         return rules is not None
 
@@ -192,8 +171,6 @@ class Steps:
         if replicas.is_plain or current.replica is not None:
             return batch, None
         replicas.begin_step()
-        if replicas.shard_rules is not None:
-            replicas.shard_rules.require_useful()
         if replicas.job is not None:
             replicas.first_batches.compare()
             total = batch.total if isinstance(batch, WorkerShard) else examples(batch)
@@ -219,26 +196,21 @@ def buffers_of(layer: Any) -> dict[str, torch.Tensor]:
     return dict(layer.named_buffers(recurse=False, remove_duplicate=False))
 
 
-def _versions(layers: Sequence[Any]) -> dict[str, tuple[Any, int]]:
-    """Returns, by name, each buffer and how often it has been changed in place."""
-    return {
-        f"{layer.name}.{name}": (one, private.count_changes(one))
-        for layer in layers
-        for name, one in buffers_of(layer).items()
-    }
+def _versions(layers: Sequence[Any]) -> list[tuple[Any, str, Version]]:
+    """Returns each buffer's layer, its name and its version."""
+    found = [(layer, buffers_of(layer)) for layer in layers]
+    return [(layer, name, Version(one)) for layer, own in found for name, one in own.items()]
 
 
-def _require_equal_versions(
-    before: dict[str, tuple[Any, int]], after: dict[str, tuple[Any, int]]
-) -> None:
+def _require_unchanged(before: Sequence[tuple[Any, str, Version]]) -> None:
     """Refuses a step that changes a buffer of a Keras layer, which all replicas share."""
-    for name, (one, version) in before.items():
-        if after[name][0] is not one or after[name][1] != version:
+    for layer, name, version in before:
+        if not version.is_of(getattr(layer, name)):
             raise UnsupportedError(
                 "Expected a step to change Keras variables alone, of which each replica has its "
-                f"own. Received: a change of the buffer {name!r}, by register_buffer, which all "
-                "replicas share. Make it with self.add_weight(trainable=False), or put the "
-                "module that has it into keras.layers.TorchModuleWrapper."
+                f"own. Received: a change of the buffer '{layer.name}.{name}', by register_buffer, "
+                "which all replicas share. Make it with self.add_weight(trainable=False), or put "
+                "the module that has it into keras.layers.TorchModuleWrapper."
             )
 
 
@@ -261,17 +233,12 @@ def of_all(group: Group, own: object, purpose: str) -> Any:
     """Returns the rows of all workers, one after another. All workers must call this function."""
     if group.size == 1:
         return own
-    leaves = flatten(own)
-    tensors = [
-        (index, keras_compat.ops.convert_to_tensor(leaf))
-        for index, leaf in enumerate(leaves)
-        if leaf is not None
-    ]
-    if tensors:
-        every = group.gather(purpose, [tensor for _, tensor in tensors], 0)
-        for (index, _), (whole, _) in zip(tensors, every, strict=True):
-            leaves[index] = whole
-    return pack(own, leaves)
+    present = [leaf for leaf in flatten(own) if leaf is not None]
+    if not present:
+        return own
+    tensors = [keras_compat.ops.convert_to_tensor(leaf) for leaf in present]
+    gathered = iter(group.gather(purpose, tensors, 0))
+    return map_leaves(lambda leaf: None if leaf is None else next(gathered)[0], own)
 
 
 def _combined_logs(

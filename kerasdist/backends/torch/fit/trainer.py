@@ -90,7 +90,7 @@ class TorchTrainer(ReplicatedTrainer):
 
         if model.train_function is None or force:
             self._require_places_of_gradients()
-            function = self._steps.make_train_function(step, self._as_plain_keras(step))
+            function = self._steps.make_function(step, self._as_plain_keras(step), trains=True)
             model.train_function = self._checked(function) if may_differ(model) else function
         return model.train_function
 
@@ -154,9 +154,8 @@ class TorchTrainer(ReplicatedTrainer):
                 'weights that are sharded (sharding="full"), which each pass would gather, or that '
                 "a LayoutMap divides"
             )
-        if (
-            self.model.jit_compile
-        ):  # read directly, because torch's compiler cannot trace `uses_torch_compile`
+        # Read directly, because torch's compiler cannot trace `uses_torch_compile`.
+        if self.model.jit_compile:
             raise refused("jit_compile=True")
         super().require_passes()
 

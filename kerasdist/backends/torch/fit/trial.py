@@ -16,16 +16,15 @@ from kerasdist import keras_compat
 from kerasdist.backends.base.trial import Draws, MemoryTrial, Trial, TriedBatch
 from kerasdist.backends.torch import private
 from kerasdist.backends.torch.fit.steps import Steps, buffers_of, layers_with_buffers, of_all
-from kerasdist.backends.torch.replica.placing import default_generators
+from kerasdist.backends.torch.replica.placing import default_generators, move
 from kerasdist.backends.torch.state import shards
-from kerasdist.backends.torch.state.host_memory import copied_to
 from kerasdist.core.structures import map_leaves
 from kerasdist.input import sharding
 from kerasdist.input.sharding import WorkerShard
 
 
 class TorchTrial(Trial):
-    """A trial in which the step, on each replica too, reads clones in place of the variables."""
+    """A trial whose step reads clones of the variables, on one device and on the replicas."""
 
     is_only = False  # as in a `ReplicaScope`, because calls of torch's own modules read it
 
@@ -43,10 +42,6 @@ class TorchTrial(Trial):
             rows = cls.first_rows(batch.rows, size)
             batch = replace(batch, rows=rows, size=size, total=sum(sizes), given=sizes)
         return TriedBatch(batch, of_all(group, batch.rows, purpose), batch.sizes)
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self._buffers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     @contextmanager
     def own_state_kept(self) -> Generator[None]:
@@ -67,7 +62,7 @@ class TorchTrial(Trial):
         """Returns a clone of a variable's value; a sharded variable is gathered first."""
         value = shards.read(variable)
         device = self._replicas.torch_devices[0]
-        return None if value is None else _clone(copied_to(device, value))
+        return None if value is None else _clone(move(device, value))
 
     def write(self, variable: keras.Variable, value: Any) -> None:
         """Assigns to the copy of a variable."""
@@ -82,16 +77,14 @@ class TorchTrial(Trial):
 
     def buffer(self, buffer: torch.Tensor, changing: bool = True) -> torch.Tensor:
         """Returns the copy of a torch module's buffer; the first call makes it."""
-        return self._buffers.setdefault(id(buffer), (buffer, _clone(buffer)))[1]
+        return self._copies.setdefault(id(buffer), (buffer, _clone(buffer)))[1]
 
     def take(self, batch: TriedBatch) -> Any:
         """Runs the step in this thread, or on the replicas."""
-        trainer: Any = self._trainer
-        replicas = self._replicas
-        with replicas.placement():
+        with self._replicas.placement():
             if self._alone:
                 return self._step(batch.whole)
-            return Steps(trainer).run_trial(self._step, batch.given)
+            return Steps(self._trainer).run_trial(self._step, batch.given)
 
     def _step(self, batch: Any) -> Any:
         with private.intercept(_Drawing(self.draws, self.seed).run):

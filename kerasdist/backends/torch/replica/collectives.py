@@ -34,7 +34,7 @@ from kerasdist.backends.torch.state.components import Components
 from kerasdist.backends.torch.state.variables import ReplicaScope
 from kerasdist.backends.torch.workers.buckets import GradientSum
 from kerasdist.backends.torch.workers.process_group import Group
-from kerasdist.core.context import current, replica_scope
+from kerasdist.core.context import current, replaced, replica_scope
 from kerasdist.core.devices import Device
 from kerasdist.core.structures import Arguments, map_leaves
 from kerasdist.training import numerics
@@ -95,6 +95,7 @@ class TorchCollectives(Collectives):
         scope: The scope through which the replica reads and writes variables.
         draws: The random generators of all replicas.
         weight: The replica's weight: its fraction of the rows of the global batch.
+        calls: How many collectives the replica has called in its step.
         context: The replica's context in the last step.
         gradient_weight: The weight by which the gradients of the replica's loss will be multiplied;
             1 during the backward pass of a loss that already has the weight.
@@ -113,7 +114,7 @@ class TorchCollectives(Collectives):
         threads = shared.threads
         self._index, self._shared = index, shared
         self._meet = _keep_own if threads is None else partial(threads.meet, index)
-        self._calls = 0
+        self.calls = 0
         self._count = 0
 
     def begin(
@@ -128,7 +129,7 @@ class TorchCollectives(Collectives):
             local_batch: This replica's local batch in `fit`, `evaluate` and `predict`, or None.
         """
         self._count = count
-        self._calls = 0
+        self.calls = 0
         self.weight = self.gradient_weight = self.scope.weight
         self.context = ReplicaContext(
             strategy=strategy,
@@ -138,11 +139,6 @@ class TorchCollectives(Collectives):
             local_batch=local_batch,
         )
         return self.context
-
-    @property
-    def calls(self) -> int:
-        """How many collectives this replica has called in its step."""
-        return self._calls
 
     @property
     def can_create_variables(self) -> bool:
@@ -182,7 +178,7 @@ class TorchCollectives(Collectives):
 
     def equal_writes(self) -> AbstractContextManager[None]:
         """Returns a context in which all replicas assign equal values, so that none are sent."""
-        return self.scope.equal_writes()
+        return replaced(self.scope, "writes_equal", True)
 
     def apply_gradients(
         self, apply: Apply, optimizer: keras.Optimizer, gradients: list[Any], variables: Variables
@@ -192,8 +188,8 @@ class TorchCollectives(Collectives):
         In every process the last replica to arrive runs the update, in cross-replica context.
         """
         weights = self.scope.weights
+        known = variables or keras_compat.optimized_variables(optimizer)
         if weights is not None:
-            known = variables or keras_compat.optimized_variables(optimizer)
             gradients = [
                 None if gradient is None else weights.own_gradient(gradient, variable)
                 for gradient, variable in zip(gradients, known, strict=True)
@@ -207,7 +203,6 @@ class TorchCollectives(Collectives):
             all_weights, all_gradients, all_variables = zip(*brought, strict=True)
             weights = [numerics.weight_of_gradients(optimizer, weight) for weight in all_weights]
             check_same(all_gradients, all_variables)
-            known = variables or keras_compat.optimized_variables(optimizer)
             rules = self.scope.rules
             if not optimizer.built and variables is not None:
                 with self.no_replica(), keras.name_scope(optimizer.name):
@@ -269,7 +264,7 @@ class TorchCollectives(Collectives):
     def all_moments(
         self, inputs: torch.Tensor, axes: Sequence[int]
     ) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Returns mean and variance over all replicas; None for what `Moments` leaves."""
+        """Returns mean and variance over all replicas; None for inputs that `Moments` refuses."""
         weights = self.scope.weights
         rows = batch_norm.rows_of(inputs if weights is None else weights.plain(inputs), axes)
         if rows is None:
@@ -319,17 +314,15 @@ class TorchCollectives(Collectives):
             alike: Whether all tensors have the same shape, so that workers need not exchange
                 shapes.
         """
+        group = self._shared.group
 
         def concatenated(brought: Sequence[torch.Tensor]) -> tuple[torch.Tensor, list[int]]:
             here = torch.cat([part.to(brought[0].device) for part in brought], axis)
             if alike:
-                every = self._shared.group.gather_alike(here).movedim(0, axis)
-                whole, begin = (
-                    every.flatten(axis, axis + 1),
-                    self._shared.group.rank * here.shape[axis],
-                )
+                whole = group.gather_alike(here).movedim(0, axis).flatten(axis, axis + 1)
+                begin = group.rank * here.shape[axis]
             else:
-                [(whole, begin)] = self._shared.group.gather(label, [here], axis)
+                [(whole, begin)] = group.gather(label, [here], axis)
             begins = [begin]
             for part in brought:
                 begins.append(begins[-1] + part.shape[axis])
@@ -356,8 +349,8 @@ class TorchCollectives(Collectives):
 
     def label(self, name: str) -> str:
         """Returns a name with the number of this call, by which replicas compare their calls."""
-        self._calls += 1
-        return f"{name} number {self._calls}"
+        self.calls += 1
+        return f"{name} number {self.calls}"
 
 
 def _keep_own(

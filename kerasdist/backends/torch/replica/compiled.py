@@ -30,7 +30,7 @@ class CompiledCalls:
 
     def __init__(self) -> None:
         """Prepares compilation, which torch starts at the first call."""
-        self._compiled = torch.compile(_called)
+        self._compiled = torch.compile(lambda model, args, kwargs: model(*args, **kwargs))
         self._gave_up = False
 
     def __call__(
@@ -70,7 +70,3 @@ class CompiledCalls:
             f"The model {model.name!r} runs uncompiled, in spite of jit_compile=True: {why:.400}. "
             "Its numbers are the same. Pass jit_compile=False to silence this."
         )
-
-
-def _called(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    return model(*args, **kwargs)

@@ -76,9 +76,8 @@ def _named_parameters(
     **kwargs: object,
 ) -> Iterator[tuple[str, Any]]:
     values = _values_by_parameter(scope, layer)
-    with (
-        keras_compat.outside_stateless_scopes()
-    ):  # the first call registers the layer's variables with torch
+    # The first call registers the layer's variables with torch.
+    with keras_compat.outside_stateless_scopes():
         parameters = original(layer, *args, **kwargs)
     for name, parameter in parameters:
         yield name, values.get(id(parameter), parameter)

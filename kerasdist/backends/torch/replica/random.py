@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache, partial
-from itertools import compress
 from typing import TYPE_CHECKING, Any, final
 
 import keras
@@ -94,7 +93,7 @@ class StepDraws:
 
     @contextmanager
     def again(self, rank: int, state: torch.Tensor | None) -> Iterator[None]:
-        """Returns a context in which a replica draws once more what it drew after `state`."""
+        """Lets a replica draw once more what it drew after `state`; None: since the step began."""
         if self._first is None:  # nothing was drawn in this step
             yield
             return
@@ -187,11 +186,12 @@ def chiefs_draws(group: Group, device: torch.device) -> Iterator[None]:
     generators = default_generators(device)
     own = [generator.get_state() for generator in generators]
     chiefs = group.from_chief(own)
-    differ = [not torch.equal(*states) for states in zip(own, chiefs, strict=True)]
-    for generator, state in compress(zip(generators, chiefs, strict=True), differ):
-        generator.set_state(state)
+    each = zip(generators, own, chiefs, strict=True)
+    differing = [(one, before, chief) for one, before, chief in each if not before.equal(chief)]
+    for generator, _, chief in differing:
+        generator.set_state(chief)
     try:
         yield
     finally:
-        for generator, state in compress(zip(generators, own, strict=True), differ):
-            generator.set_state(state)
+        for generator, before, _ in differing:
+            generator.set_state(before)

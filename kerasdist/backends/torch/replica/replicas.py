@@ -15,7 +15,7 @@ import torch
 
 from kerasdist import keras_compat
 from kerasdist.agreement.results import checksum_of
-from kerasdist.api.options import CommunicationOptions, ReduceOp
+from kerasdist.api.options import ReduceOp
 from kerasdist.api.values import (
     DistributedValues,
     Mirrored,
@@ -119,12 +119,12 @@ class TorchReplicaSet(ReplicaSet):
             if self.divides_state:
                 self._divide_state(self.workers, job)
                 self.reads_need_all_workers = True
-            self.gradient_sum = GradientSum(self.group, job, self.divides_state)
+            self.gradient_sum = GradientSum(self.group, job)
         self.gradients_travel_as = self.group.gradients_travel_as
         # NCCL's collectives return at once, so the host does not wait inside of them.
         self.measures_collectives = job is not None and self.on_cpu
         self.components = Components(self.group, self.local_replicas, self.num_replicas)
-        self.loop_rules = LoopRules(self.components, self._initialize)
+        self.loop_rules = LoopRules(self.components)
         on_one = len(self.devices) == 1 and self.variable_devices == self.devices
         self.is_plain = job is None and on_one
         if options.offload is not None:
@@ -207,7 +207,7 @@ class TorchReplicaSet(ReplicaSet):
         how, why, shape = super().held(variable)
         shard = shards.shard_of(variable)
         if shard is not None:
-            (how, why), shape = shard.described(), shard.own_shape
+            (how, why), shape = shard.described, shard.own_shape
         elif self.shard_rules is not None:
             why = self.shard_rules.why_whole(variable)
         return (f"{how}, on the host", why, (0,)) if is_on_host(variable) else (how, why, shape)
@@ -257,11 +257,6 @@ class TorchReplicaSet(ReplicaSet):
             except BaseException:
                 self._replicas = None
                 raise
-
-    def _initialize(self, variable: keras.Variable) -> None:
-        """Initializes a variable that a symbolic call made, on the device of all variables."""
-        with replica_scope(None), self.placement():
-            keras_compat.initialize_waiting_variable(variable)
 
 
 # How many elements `checksum_on_device` takes at a time; each needs 64 bits of memory.
@@ -461,12 +456,6 @@ class TorchRunner(Runner):
         here = torch.cat(parts, axes[0])
         [(whole, _)] = self._group.gather("gather", [here], axes[0])
         return whole
-
-    def reduce_to(
-        self, op: ReduceOp, values: Sequence[Any], options: CommunicationOptions
-    ) -> list[Any]:
-        """Returns the sum or mean of each value on every replica's device."""
-        return [self._mirrored(self.reduce(op, value, None)) for value in values]
 
     def broadcast(self, tensor: Any) -> Any:
         """Returns the chief's tensor on every replica's device."""

@@ -16,7 +16,7 @@ also the aggregate over all workers, which cross-replica code reads without comm
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import final
 
 import keras
@@ -38,8 +38,8 @@ from kerasdist.core import ownership
 from kerasdist.core.context import current
 from kerasdist.core.ownership import VariableTable
 
-# The components of a variable on the replicas of this process, and the variable's own value when
-# they were kept; they are valid until that changes.
+# The components of a variable on the replicas of this process, and the version that the variable's
+# own value had when they were kept. They are valid as long as it still has this version.
 Kept = tuple[tuple[torch.Tensor, ...], Version]
 
 
@@ -71,9 +71,8 @@ class Components:
 
     def has(self, variable: keras.Variable) -> bool:
         """Returns whether a variable has components."""
-        if is_on_read(variable):
-            return True
-        return self._valid(variable, keras_compat.stored_value(variable)) is not None
+        own = keras_compat.stored_value(variable)
+        return is_on_read(variable) or self._valid(variable, own) is not None
 
     def _valid(
         self, variable: keras.Variable, own: torch.Tensor
@@ -131,18 +130,16 @@ class Components:
 class LoopRules(Rules):
     """The rules for reads and writes of variables in the functions that `Strategy.run` calls."""
 
-    def __init__(
-        self, components: Components, initialize: Callable[[keras.Variable], None]
-    ) -> None:
+    def __init__(self, components: Components) -> None:
         self._components = components
-        self._initialize = initialize
 
     def own_value(
         self, scope: ReplicaScope, variable: keras.Variable, source: torch.Tensor | None
     ) -> torch.Tensor | None:
         """Returns the replica's component, None if the variable has no components."""
-        if source is None:
-            self._initialize(variable)
+        if source is None:  # a symbolic call has made it
+            with current.replica.collectives.no_replica():  # type: ignore[union-attr]
+                keras_compat.initialize_waiting_variable(variable)
         return self._components.component(variable, scope.rank, scope.device)
 
     def assign_together(

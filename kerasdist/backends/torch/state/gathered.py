@@ -1,9 +1,10 @@
 """Gathers sharded weights when layers read them, and again in the backward pass.
 
 Weights are gathered and freed in groups (`shards.WeightGroup`). While layers use one group, the
-group that followed it in the last similar step (`WeightGroup.traces`) is gathered. So at most two
-groups are gathered at any time. A step with N groups makes N gathers in the forward pass, and N - 1
-in the backward pass, because the last group is still gathered when the backward pass begins.
+group that followed it in an earlier step is gathered ahead (`GatheredWeights._following`). So at
+most two groups are gathered at any time. A step with N groups makes N gathers in the forward pass,
+and N - 1 in the backward pass, because the last group is still gathered when the backward pass
+begins.
 
 The graph of a step has one leaf per weight. The leaf has the weight's shape, but holds values only
 while the weight's group is gathered. A layer that reads a weight gets a view of the leaf, which
@@ -99,9 +100,8 @@ class ShardedWeights(abc.ABC):
     are_differentiated = False
     advice: str
 
-    @abc.abstractmethod
-    def add(self, variable: keras.Variable, shard: Shard) -> None:
-        """Adds a new weight."""
+    def add(self, variable: keras.Variable, shard: Shard) -> None:  # noqa: B027
+        """Adds a new weight, if weights must be known before a step reads them."""
 
     @abc.abstractmethod
     def tensor(self, variable: keras.Variable) -> torch.Tensor | None:
@@ -111,9 +111,9 @@ class ShardedWeights(abc.ABC):
     def read(self, variable: keras.Variable) -> torch.Tensor | None:
         """Returns the value of a weight; None for one that is read as it is stored."""
 
-    @abc.abstractmethod
     def has_frozen(self, value: object) -> bool:
-        """Returns whether an object is the tensor of a gathered weight that is not trained."""
+        """Returns whether an object is the full tensor of a gathered weight that is not trained."""
+        return False
 
     @abc.abstractmethod
     def in_step(self) -> AbstractContextManager[None]:
@@ -249,7 +249,7 @@ class GatheredWeights(ShardedWeights):
         with metering.waiting_for_workers():
             work.wait()
         leaves: list[Leaf] = []
-        for variable, shard, whole in group.wholes(numbers):
+        for variable, shard, whole in group.full_values(numbers):
             leaf = self.leaf(variable, shard)
             leaf.fill(whole)
             leaves.append(leaf)

@@ -87,8 +87,3 @@ def wait(device: torch.device) -> None:
     """Waits until a GPU's copies to the host are done, because the host may now read them."""
     if device.type == "cuda":
         torch.cuda.current_stream(device).synchronize()
-
-
-def copied_to(device: torch.device, value: torch.Tensor) -> torch.Tensor:
-    """Returns a tensor on a device, copied there if it is in the host's memory."""
-    return value if value.device.type == device.type else value.to(device)

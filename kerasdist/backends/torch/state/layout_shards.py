@@ -31,6 +31,7 @@ class LayoutShard(Shard):
         names: Sequence[str | None],
         axes: Sequence[str],
         groups: tuple[ProcessGroup, ProcessGroup],
+        why: str,
     ) -> None:
         """Reads a layout: for each axis of the variable, `names` has one of the mesh's, or None."""
         across, inside = axes
@@ -38,22 +39,14 @@ class LayoutShard(Shard):
         super().__init__(shape, self.row)
         self.inner = names.index(inside) if inside in names else None
         self.outer = names.index(across) if across in names else None
+        self.is_first = (self.inner is not None or self.row.rank == 0) and (
+            self.outer is not None or self.column.rank == 0
+        )
+        whole = torch.empty(shape, device="meta")
+        self.gradient_shape = tuple(self.cut_inside(whole).shape)
+        self.own_shape = tuple(self.cut(whole).shape)
         shown = ["replica" if one == across else str(one) for one in names]
-        self._layout, self.why = f"({', '.join(shown)})", ""
-
-    @property
-    def own_shape(self) -> tuple[int, ...]:
-        """The shape of this worker's shard."""
-        return tuple(self.cut(torch.empty(self.shape, device="meta")).shape)
-
-    @property
-    def gradient_shape(self) -> tuple[int, ...]:
-        """The shape of the gradient that this worker has after its replica's backward pass."""
-        return tuple(self.cut_inside(torch.empty(self.shape, device="meta")).shape)
-
-    def described(self) -> tuple[str, str]:
-        """Returns in words how and why the variable is sharded."""
-        return self._layout, self.why
+        self.described = f"({', '.join(shown)})", why
 
     def region(self) -> Region | None:
         """Returns which elements this worker holds; None if two axes are sharded."""
@@ -64,16 +57,13 @@ class LayoutShard(Shard):
         each = self.shape[axis] // group.size
         return Region.along(self.shape, axis, group.rank * each, (group.rank + 1) * each)
 
-    @property
-    def is_first(self) -> bool:
-        """Whether this worker is the first of those that hold equal shards."""
-        return (self.inner is not None or self.row.rank == 0) and (
-            self.outer is not None or self.column.rank == 0
-        )
-
     def cut_inside(self, whole: Any) -> Any:
         """Returns the part of a full value with which this worker of a replica computes."""
         return _block(whole, self.inner, self.row)
+
+    def part_of(self, gradient: torch.Tensor) -> torch.Tensor:
+        """Returns this worker's part of a gradient, which may be full or that part already."""
+        return self.cut_inside(gradient) if tuple(gradient.shape) == self.shape else gradient
 
     def cut_across(self, part: Any) -> Any:
         """Returns this worker's shard of a part that `cut_inside` has returned."""

@@ -40,7 +40,6 @@ class LayoutOptimizer(ShardedOptimizer):
         """Starts without slots, with the groups of the mesh's row and column of this worker."""
         super().__init__(optimizer, row)
         self._column = column
-        self._held: list[LayoutShard | None] = []  # the shard of each gradient in the update
 
     def of_gradients(self, variables: Sequence[keras.Variable]) -> dict[int, Shard]:
         """Returns no shards, because gradients are summed in the form that each worker has."""
@@ -50,36 +49,19 @@ class LayoutOptimizer(ShardedOptimizer):
         self, gradients: Sequence[torch.Tensor], variables: Sequence[keras.Variable]
     ) -> list[torch.Tensor]:
         """Returns this worker's shards of gradients, or full ones where it updates full weights."""
-        self._held.clear()
         found: list[torch.Tensor] = []
+        inside, across = [], []  # which gradients are divided by the row, and by the column
         for gradient, variable in zip(gradients, variables, strict=True):
             shard, held = self.updated(variable), shards.shard_of(variable)
+            own = gradient
             if isinstance(shard, LayoutShard):
-                is_whole = tuple(gradient.shape) == shard.shape
-                part = shard.cut_inside(gradient) if is_whole else gradient
-                found.append(shard.cut_across(part).contiguous())
-                self._held.append(shard)
-                continue
-            if isinstance(held, LayoutShard) and tuple(gradient.shape) != held.shape:
-                found.append(held.gather_inside(gradient))
-            else:
-                found.append(gradient)
-            self._held.append(None)
-        return found
-
-    @torch.no_grad()
-    def _gather(self, weights: Sequence[tuple[torch.Tensor, Shard, torch.Tensor]]) -> None:
-        for whole, shard, own in weights:
-            whole.copy_(shard.gather(own))
-
-    def squares(self, gradients: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Returns the sum of the squares of each gradient, over the shards of all workers."""
-        found = torch.stack([one.square().sum() for one in gradients])
-        for group, axis in (self.group, "inner"), (self._column, "outer"):
-            divided = [getattr(one, axis, None) is not None for one in self._held]
-            is_divided = torch.tensor(divided, device=found.device)
-            [total] = group.sums([torch.where(is_divided, found, 0)])
-            found = torch.where(is_divided, total, found)
+                own = shard.cut_across(shard.part_of(gradient)).contiguous()
+            elif isinstance(held, LayoutShard) and tuple(gradient.shape) != held.shape:
+                own = held.gather_inside(gradient)
+            found.append(own)
+            inside.append(isinstance(shard, LayoutShard) and shard.inner is not None)
+            across.append(isinstance(shard, LayoutShard) and shard.outer is not None)
+        self._divided = [(self.group, inside), (self._column, across)]
         return found
 
 
@@ -119,10 +101,6 @@ class LayoutRules(ShardRules):
         """Returns a new sharded state for an optimizer."""
         return LayoutOptimizer(optimizer, self.row, self.column)
 
-    def require_useful(self) -> None:
-        """Raises a ValueError if a key of the map fits no existing variable."""
-        self._reader.require_useful()
-
     def serves(self, variable: keras.Variable) -> bool:
         """Returns whether the map shards a variable that is being made."""
         if shards.shard_of(variable) is None and keras_compat.is_of_optimizer():
@@ -139,9 +117,8 @@ class LayoutRules(ShardRules):
         shape = tuple(variable.shape)
         names = self._reader.axes(variable, shape)
         assert names is not None  # because `serves` has returned True
-        shard = LayoutShard(shape, names, self._axes, (self.row, self.column))
-        shard.why = self.why_whole(variable)
-        return shard
+        why = self.why_whole(variable)
+        return LayoutShard(shape, names, self._axes, (self.row, self.column), why)
 
     def shards_update(self, optimizer: keras.optimizers.Optimizer, weight: keras.Variable) -> bool:
         """Returns whether an optimizer updates only this worker's shard of a weight."""

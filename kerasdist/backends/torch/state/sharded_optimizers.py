@@ -20,10 +20,9 @@ import torch
 
 from kerasdist import keras_compat
 from kerasdist.agreement.results import unnumbered
-from kerasdist.backends.base import metering
 from kerasdist.backends.torch.state import host_memory, shards
 from kerasdist.backends.torch.state.gathered import GatheredWeights, ShardedWeights
-from kerasdist.backends.torch.state.shards import Shard, padded
+from kerasdist.backends.torch.state.shards import Shard
 from kerasdist.core import ownership
 from kerasdist.core.context import current, scoped_strategy
 from kerasdist.core.ownership import VariableTable
@@ -56,18 +55,18 @@ class ShardedOptimizer:
         self._is_elementwise = keras_compat.is_elementwise(optimizer)
         self._slots: list[keras.Variable] = []
         self._weights: VariableTable[Shard] = VariableTable()  # the weights whose slots are sharded
-        # For each gradient of the running update, whether the gradient is a shard.
-        self._are_shards: list[bool] = []
+        # For each group of workers: which gradients of the running update its workers divide.
+        self._divided: list[tuple[ProcessGroup, list[bool]]] = []
 
     def add(self, weight: keras.Variable, slot: keras.Variable, new: Callable[[], Shard]) -> None:
-        """Shards a slot of a weight, by a new shard."""
+        """Shards a slot of a weight; `new` makes a shard."""
         shards.keep_shard(slot, new())
         self._slots.append(slot)
         if self._weights.get(weight) is None:
             self._weights.put(weight, new())
 
     def updated(self, weight: keras.Variable) -> Shard | None:
-        """Returns the shard that this worker updates of a weight; None if it updates all of it."""
+        """Returns the shard of a weight that this worker updates; None if it updates all of it."""
         held = shards.shard_of(weight)
         if held is None:
             return self._weights.get(weight)
@@ -83,7 +82,7 @@ class ShardedOptimizer:
     ) -> list[torch.Tensor]:
         """Returns the gradients; full gradients are cut to this worker's shards."""
         held = self.of_gradients(variables)
-        self._are_shards = [index in held for index in range(len(gradients))]
+        self._divided = [(self.group, [index in held for index in range(len(gradients))])]
         return [
             held[index].cut(one) if index in held and one.numel() == held[index].size else one
             for index, one in enumerate(gradients)
@@ -95,7 +94,7 @@ class ShardedOptimizer:
         shards.draw_all()
         seen = [(slot, keras_compat.stored_value(slot)) for slot in self._slots]
         whole: list[keras.Variable] = []
-        gathered: list[tuple[torch.Tensor, Shard, torch.Tensor]] = []
+        updated: list[tuple[torch.Tensor, Shard, torch.Tensor]] = []
         for weight in weights:
             shard, value = self.updated(weight), keras_compat.stored_value(weight)
             if shard is None:
@@ -104,29 +103,22 @@ class ShardedOptimizer:
                 seen.append((weight, value))
             else:
                 own = shard.cut(value)  # this is a copy if the values are not contiguous
-                gathered.append((value.detach(), shard, own))
+                updated.append((value.detach(), shard, own))
                 seen.append((weight, own))
         with shards.held_whole(whole), shards.stored_as(seen):
             yield
-        self._gather(gathered)
-
-    @torch.no_grad()
-    def _gather(self, weights: Sequence[tuple[torch.Tensor, Shard, torch.Tensor]]) -> None:
-        """Fills weights from the shards that the workers have updated."""
-        started = [
-            self.group.start_gather_of_parts(padded(own, shard.length)) for _, shard, own in weights
-        ]
-        for (whole, shard, _), (work, gathered) in zip(weights, started, strict=True):
-            with metering.waiting_for_workers():
-                work.wait()
-            whole.copy_(gathered[: shard.size].view(shard.shape))
+        with torch.no_grad():
+            for value, shard, own in updated:
+                value.copy_(shard.gather(own))
 
     def squares(self, gradients: Sequence[torch.Tensor]) -> torch.Tensor:
         """Returns the sum of the squares of each gradient, over the shards of all workers."""
-        own = torch.stack([one.square().sum() for one in gradients])
-        are_shards = torch.tensor(self._are_shards, device=own.device)
-        [total] = self.group.sums([torch.where(are_shards, own, 0)])
-        return torch.where(are_shards, total, own)
+        found = torch.stack([one.square().sum() for one in gradients])
+        for group, divided in self._divided:
+            is_divided = torch.tensor(divided, device=found.device)
+            [total] = group.sums([torch.where(is_divided, found, 0)])
+            found = torch.where(is_divided, total, found)
+        return found
 
 
 def _state_of(
@@ -313,9 +305,6 @@ class ShardRules(abc.ABC):
     @abc.abstractmethod
     def why_whole(self, variable: keras.Variable) -> str:
         """Returns why a variable is not sharded, in words for the table of shardings."""
-
-    def require_useful(self) -> None:  # noqa: B027
-        """Raises an error if a rule fits none of the variables that exist."""
 
     def note_slot(self, weight: keras.Variable, slot: keras.Variable) -> None:  # noqa: B027
         """Notes to which weight a variable of an optimizer belongs, if that matters."""

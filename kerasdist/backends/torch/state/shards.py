@@ -21,11 +21,11 @@ import torch
 
 from kerasdist import keras_compat
 from kerasdist.agreement.results import checksum_in_type, checksum_of, unnumbered
-from kerasdist.backends.base import metering, weight_files
+from kerasdist.backends.base import weight_files
 from kerasdist.backends.base.checks import differing_assignment
-from kerasdist.backends.torch.state.host_memory import copied_to
-from kerasdist.backends.torch.workers.process_group import bytes_of
-from kerasdist.core.context import current, replica_scope
+from kerasdist.backends.torch.replica.placing import move
+from kerasdist.backends.torch.workers.process_group import bytes_of, padded
+from kerasdist.core.context import current, replaced, replica_scope
 from kerasdist.core.ownership import VariableTable
 from kerasdist.core.sharding import GROUP_BYTES, HeldShard, Region
 from kerasdist.job.job import current_job
@@ -47,10 +47,16 @@ class Shard:
 
     Attributes:
         shape: The variable's shape.
+        size: How many elements the variable has.
         begin: Where this worker's shard begins in the flattened values.
         end: Where the shard ends; the shards of the last workers may be shorter, or empty.
         length: The length of the first worker's shard, and so of each shard in a message.
+        own_shape: The shape of this worker's shard.
+        gradient_shape: The shape of the gradient that this worker has after its replica's backward
+            pass.
+        described: In words, how and why the variable is sharded.
         group: The workers that divide the variable.
+        is_first: Whether this worker is the first of those that hold equal shards.
         together: The group of weights with which this shard is gathered; None if the shard is
             gathered alone.
         initializer: The function that will draw the variable's values; None if it has values.
@@ -59,37 +65,17 @@ class Shard:
     def __init__(self, shape: tuple[int, ...], group: ProcessGroup) -> None:
         """Shards a shape over the workers of a group."""
         size = math.prod(shape)
-        self.shape = shape
+        self.shape = self.gradient_shape = shape
+        self.size = size
         self.length = -(-size // group.size)
         self.begin = min(size, group.rank * self.length)
         self.end = min(size, self.begin + self.length)
+        self.own_shape: tuple[int, ...] = (self.end - self.begin,)
+        self.described = f"flattened, by {group.size}", "PyTorch divides any shape"
         self.group = group
+        self.is_first = group.is_first
         self.together: WeightGroup | None = None
         self.initializer: Any = None
-
-    @property
-    def size(self) -> int:
-        """How many elements the variable has."""
-        return math.prod(self.shape)
-
-    @property
-    def is_first(self) -> bool:
-        """Whether this worker is the first of those that hold equal shards."""
-        return self.group.is_first
-
-    @property
-    def own_shape(self) -> tuple[int, ...]:
-        """The shape of this worker's shard."""
-        return (self.end - self.begin,)
-
-    @property
-    def gradient_shape(self) -> tuple[int, ...]:
-        """The shape of the gradient that this worker has after its replica's backward pass."""
-        return self.shape
-
-    def described(self) -> tuple[str, str]:
-        """Returns in words how and why the variable is sharded."""
-        return f"flattened, by {self.group.size}", "PyTorch divides any shape"
 
     def region(self) -> Region | None:
         """Returns which elements this worker holds; None if no `Region` can describe them."""
@@ -111,11 +97,9 @@ class Shard:
     def gather(self, own: torch.Tensor) -> torch.Tensor:
         """Returns the whole value from the workers' shards. All workers must call this method."""
         draw_all()
-        own = copied_to(self.group.device, own.detach())
-        work, gathered = self.group.start_gather_of_parts(padded(own, self.length))
-        with metering.waiting_for_workers():
-            work.wait()
-        return gathered[: self.size].view(self.shape)
+        own = move(self.group.device, own.detach())  # from the host's memory, if it is offloaded
+        gathered = self.group.gather_alike(padded(own, self.length))
+        return gathered.view(-1)[: self.size].view(self.shape)
 
 
 @final
@@ -138,7 +122,7 @@ class WeightGroup:
         self.is_used_itself = False
         self._number = next(_numbers)
         self._group = shard.group
-        self._empty: torch.Tensor = _bytes_of(keras_compat.stored_value(variable))[:0]
+        self._empty = keras_compat.stored_value(variable).detach()[:0]
         self._bytes = 0
         _groups.add(self)
         self.add(variable, shard)
@@ -169,10 +153,10 @@ class WeightGroup:
         for reference, shard, dtype in self._members:
             variable = reference()
             part = self._empty if variable is None else keras_compat.stored_value(variable)
-            parts.append(padded(_bytes_of(part), shard.length * dtype.itemsize))
+            parts.append(padded(bytes_of(part, part.device), shard.length * dtype.itemsize))
         return self._group.start_gather_of_parts(torch.cat(parts) if len(parts) > 1 else parts[0])
 
-    def wholes(
+    def full_values(
         self, gathered: torch.Tensor
     ) -> Generator[tuple[keras.Variable, Shard, torch.Tensor]]:
         """Yields each weight with its full value out of a gathered message, as a copy."""
@@ -198,15 +182,6 @@ class WeightGroup:
         """Leaves out the weights that all workers have freed."""
         members = enumerate(self._members)
         self._members = [one for place, one in members if (self._number, place) not in freed]
-
-
-def _bytes_of(flat: torch.Tensor) -> torch.Tensor:
-    return flat.detach().view(torch.uint8)
-
-
-def padded(flat: torch.Tensor, length: int) -> torch.Tensor:
-    """Returns flattened values, padded with zeros to a length."""
-    return flat if len(flat) == length else torch.nn.functional.pad(flat, (0, length - len(flat)))
 
 
 def shard_of(variable: keras.Variable) -> Shard | None:
@@ -342,7 +317,10 @@ def held_whole(variables: Iterable[keras.Variable]) -> Generator[None]:
 
 @contextmanager
 def stored_as(values: Sequence[tuple[keras.Variable, torch.Tensor]]) -> Generator[None]:
-    """Lets Keras see these tensors, whole values or shards, as all that their variables have."""
+    """Stores these tensors, full values or shards, in their variables while the block runs.
+
+    A variable then has the shape of its tensor, and counts as not sharded.
+    """
     before = [
         (one, _shards.get(one), keras_compat.stored_value(one), tuple(one.shape))
         for one, _ in values
@@ -363,7 +341,7 @@ def stored_as(values: Sequence[tuple[keras.Variable, torch.Tensor]]) -> Generato
 
 @final
 class _Reading:
-    """Whether a variable's value is at the moment this worker's shard, not the full value."""
+    """Whether reads of sharded variables return this worker's shards, not full values."""
 
     shards = False
 
@@ -377,11 +355,8 @@ def install() -> None:
 
 def _track(original: Callable[..., None], *args: object) -> None:
     """Makes a layer register this worker's shards as its torch parameters."""
-    before, _Reading.shards = _Reading.shards, True
-    try:
+    with replaced(_Reading, "shards", True):
         original(*args)
-    finally:
-        _Reading.shards = before
 
 
 def _read(original: Callable[[Any], Any], variable: keras.Variable) -> Any:

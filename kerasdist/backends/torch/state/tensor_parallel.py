@@ -26,9 +26,9 @@ from torch.nn.modules.module import register_module_forward_hook
 
 from kerasdist import keras_compat
 from kerasdist.backends.torch import private
-from kerasdist.backends.torch.replica.placing import default_generators
+from kerasdist.backends.torch.replica.random import chiefs_draws
 from kerasdist.backends.torch.state.gathered import ShardedWeights
-from kerasdist.backends.torch.state.shards import Shard, draw_all, shard_of
+from kerasdist.backends.torch.state.shards import draw_all, shard_of
 from kerasdist.core.context import current
 from kerasdist.core.ownership import VariableTable
 from kerasdist.core.structures import flatten, map_leaves
@@ -95,14 +95,11 @@ class LayoutWeights(ShardedWeights):
     advice = "Leave it out of the LayoutMap, so that it is whole on each worker."
 
     def __init__(self, row: ProcessGroup, reader: MapReader, inside: str) -> None:
-        """Starts without weights; the workers in `row`, a replica's, divide the axis `inside`."""
+        """Starts without weights; `row` has a replica's workers, the mesh's axis `inside`."""
         self._row, self._reader, self._inside = row, reader, inside
         self._mesh = row.mesh()
         self._leaves: VariableTable[Leaf] = VariableTable()
-        self._told: set[str] = set()
-
-    def add(self, variable: keras.Variable, shard: Shard) -> None:
-        """Does nothing, because a weight gets its leaf when a step reads it."""
+        self._warned: set[str] = set()
 
     def tensor(self, variable: keras.Variable) -> torch.Tensor | None:
         """Returns the leaf of a weight, whether it is gathered or not; None for other variables."""
@@ -128,23 +125,19 @@ class LayoutWeights(ShardedWeights):
             self._leaves.put(variable, leaf)
         return leaf
 
-    def has_frozen(self, value: object) -> bool:
-        """Returns False, because weights are not gathered to full values."""
-        return False
-
     @contextmanager
     def in_step(self) -> Generator[None]:
         """Computes with DTensors, and lets the workers of a replica draw equal numbers."""
         draw_all()
-        self._draw_alike()
+        self._reader.require_useful()
         hook = register_module_forward_hook(self._lay_out_output)
-        with private.intercept(self._run, DTensor):
+        with chiefs_draws(self._row, self._row.device), private.intercept(self._run, DTensor):
             try:
                 yield
             finally:
                 hook.remove()
                 self.release()
-        self._reader.require_useful()
+        self._reader.require_useful()  # now also the keys for outputs
 
     def _lay_out_output(self, layer: torch.nn.Module, _: object, outputs: object) -> Any:
         """Returns the output of a layer as the map lays it out; None to leave it as it is."""
@@ -158,7 +151,7 @@ class LayoutWeights(ShardedWeights):
         return map_leaves(lambda leaf: self._lay_out(leaf, path, axes), outputs)
 
     def _lay_out(self, leaf: object, path: str, axes: Sequence[str | None]) -> object:
-        """Returns a tensor whose axes the workers of a replica divide; the replica has all rows."""
+        """Returns an output, sharded over a replica's workers if its layout names their axis."""
         if not isinstance(leaf, torch.Tensor) or leaf.is_meta:
             return leaf
         if leaf.ndim < len(axes):
@@ -170,7 +163,7 @@ class LayoutWeights(ShardedWeights):
         axis = axes.index(self._inside) if self._inside in axes else None
         if axis is not None and leaf.shape[axis] % self._mesh.size():
             axis = None  # some of DTensor's rules count on even blocks
-            self._tell(
+            self._warn_once(
                 path,
                 "Expected the workers of a replica to divide the output of a layer evenly, so "
                 f"each worker has it whole. Received: layout={tuple(axes)} for {path!r} of "
@@ -179,12 +172,6 @@ class LayoutWeights(ShardedWeights):
         place = _REPLICATED if axis is None else Along(axis)
         joined = leaf if isinstance(leaf, DTensor) else _placed(leaf, self._mesh)
         return keras_compat.keep_keras_mask(leaf, joined.redistribute(placements=(place,)))
-
-    def _draw_alike(self) -> None:
-        generators = default_generators(self._row.device)
-        own = [one.get_state() for one in generators]
-        for generator, state in zip(generators, self._row.from_chief(own), strict=True):
-            generator.set_state(state)
 
     def release(self) -> None:
         """Frees the weights that were gathered over the replicas."""
@@ -218,13 +205,9 @@ class LayoutWeights(ShardedWeights):
         shard = cast("LayoutShard | None", shard_of(variable))
         if isinstance(gradient, DTensor):
             leaf = self._leaf(variable)
-            placements = _WHOLE if leaf is None else leaf.placements
-            whole: Any = gradient.detach()
-            if whole.placements != placements:
-                whole = whole.redistribute(placements=placements)
-            return whole.to_local()
-        is_whole = shard is not None and tuple(gradient.shape) == shard.shape
-        return shard.cut_inside(gradient) if shard is not None and is_whole else gradient
+            [placement] = _WHOLE if leaf is None else leaf.placements
+            return _local(gradient.detach(), self._mesh, placement)
+        return gradient if shard is None else shard.part_of(gradient)
 
     def _run(self, operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Runs an operation of torch of which an argument is a DTensor, by DTensor's rules."""
@@ -240,7 +223,7 @@ class LayoutWeights(ShardedWeights):
             except (NotImplementedError, RuntimeError) as error:
                 if not _has_no_rule(error):
                     raise
-        self._tell(
+        self._warn_once(
             str(operation),
             f"torch's DTensor has no rule for {operation}, so each worker of a replica computes "
             "it from whole values: the numbers are the same, and it takes the memory and time of "
@@ -255,11 +238,9 @@ class LayoutWeights(ShardedWeights):
         def whole(leaf: Any) -> Any:
             if not isinstance(leaf, DTensor):
                 return leaf
-            key = id(leaf)
-            if key not in wholes:
-                value = leaf.redistribute(placements=_WHOLE).to_local()
-                wholes[key] = value
-            return wholes[key]
+            if id(leaf) not in wholes:
+                wholes[id(leaf)] = _local(leaf, self._mesh, _REPLICATED)
+            return wholes[id(leaf)]
 
         with torch.no_grad():
             result = operation(*map_leaves(whole, list(args)), **map_leaves(whole, dict(kwargs)))
@@ -268,8 +249,9 @@ class LayoutWeights(ShardedWeights):
                 given = args[place] if place < len(args) else kwargs.get(name)
                 for leaf in flatten(given):
                     if isinstance(leaf, DTensor):
-                        self._write(leaf, wholes[id(leaf)])
-                        changed[id(wholes[id(leaf)])] = leaf
+                        changed[id(whole(leaf))] = leaf
+                        [placement] = leaf.placements
+                        leaf.to_local().copy_(_local(whole(leaf), self._mesh, placement))
 
         def wrapped(leaf: Any) -> Any:
             if not isinstance(leaf, torch.Tensor):
@@ -280,19 +262,14 @@ class LayoutWeights(ShardedWeights):
 
         return map_leaves(wrapped, result)
 
-    def _write(self, target: DTensor, whole: torch.Tensor) -> None:
-        """Writes a full value into a DTensor."""
-        source = _placed(whole, self._mesh)
-        target.to_local().copy_(source.redistribute(placements=target.placements).to_local())
-
-    def _tell(self, about: str, message: str) -> None:
-        if about not in self._told:
-            self._told.add(about)
+    def _warn_once(self, about: str, message: str) -> None:
+        if about not in self._warned:
+            self._warned.add(about)
             warn_user(message)
 
 
 def _summed(result: Any) -> Any:
-    """Returns a result without a sum that is left to do, which else each use of it does again."""
+    """Returns a result whose partial sums are added up, so that later uses need not add them."""
     if isinstance(result, DTensor) and result.placements[0].is_partial():
         return result.redistribute(placements=_WHOLE)
     return result

@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import abc
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, final
 
 import keras
@@ -160,8 +159,8 @@ class ReplicaScope(keras.StatelessScope):
         self.writes_equal = False
         self.written_equal: set[int] = set()
         self._aliases: dict[int, Alias] = {}
-        # The variables that were read, by id.
-        # The variables are kept, so that no new variable gets their ids.
+        # The variables that were read, by id. They are kept alive here, so that no new variable can
+        # get the id of one of them.
         self._read: dict[int, keras.Variable] = {}
         # The variables that were assigned to, by id; `state_mapping` has their values.
         self.written: dict[int, keras.Variable] = {}
@@ -236,15 +235,6 @@ class ReplicaScope(keras.StatelessScope):
             self.written[id(variable)] = variable
             (self.written_equal.add if is_equal else self.written_equal.discard)(id(variable))
         self.assigned.clear()
-
-    @contextmanager
-    def equal_writes(self) -> Iterator[None]:
-        """Notes, for the time of a block, that all replicas assign equal values."""
-        outer, self.writes_equal = self.writes_equal, True
-        try:
-            yield
-        finally:
-            self.writes_equal = outer
 
     def buffer(self, buffer: torch.Tensor, changing: bool) -> torch.Tensor:
         """Returns a module's buffer on the replica's device; if `changing`, its own copy."""

@@ -39,13 +39,12 @@ class Bucket:
         self.numbers = first.new_zeros(sum(sizes) + presence)
         *chunks, self.presence = self.numbers.split([*sizes, presence])
         self.gradients = [chunk.view(one.shape) for chunk, one in zip(chunks, like, strict=True)]
-        self.missing = len(like)
-        self.work: Waitable | None = None
+        self.clear()
 
     def clear(self) -> None:
         """Empties the bucket."""
         self.missing = len(self.gradients)
-        self.work = None
+        self.work: Waitable | None = None
 
     def put(self, place: int, gradient: torch.Tensor | None, weight: float) -> torch.Tensor | None:
         """Copies a weighted gradient into the bucket; returns the gradient's view in the bucket."""
@@ -154,7 +153,7 @@ class Buckets:
         beside_gathers: bool = False,
         last_bytes: int | None = None,
     ) -> None:
-        """Makes buckets for the variables, of `count` in all, whose index is in `like`.
+        """Makes buckets for those of an optimizer's `count` variables whose index is in `like`.
 
         For an index in `shards`, this worker gets only its shard of the sum. `beside_gathers`:
         whether weights are gathered at the same time.
@@ -274,10 +273,9 @@ class GradientSum:
     Keras's own `train_step` and `optimizer.apply`.
     """
 
-    def __init__(self, group: ProcessGroup, job: Job, divides_state: bool = False) -> None:
+    def __init__(self, group: ProcessGroup, job: Job) -> None:
         self.group = group
         self._job = job
-        self._divides_state = divides_state
         # by the variables' ids
         self._agreed: dict[tuple[int, ...], list[weakref.ref[keras.Variable]]] = {}
 
@@ -292,7 +290,7 @@ class GradientSum:
 
         For a sharded gradient it returns this worker's shard of the sum.
         """
-        shards = self.shards_of(optimizer, variables)
+        shards = sharded_optimizers.of_gradients(optimizer, variables)
         self.agree(variables, len(gradients))
         like = [
             shape_of(variable) if gradient is None else gradient
@@ -308,12 +306,6 @@ class GradientSum:
             if somewhere[index]:
                 totals[index] = self.group.gather_alike(own).amax(0)
         return totals
-
-    def shards_of(
-        self, optimizer: keras.optimizers.Optimizer, variables: Sequence[keras.Variable]
-    ) -> Mapping[int, Shard]:
-        """Returns the shards of the gradients that an optimizer applies, by index."""
-        return sharded_optimizers.of_gradients(optimizer, variables) if self._divides_state else {}
 
     def agree(self, variables: Sequence[keras.Variable], gradients: int) -> None:
         """Compares variables and the number of gradients with those of the other workers, once."""
@@ -365,16 +357,14 @@ def in_buckets(
     most = most_bytes or _BUCKET_BYTES
     found: list[list[int]] = []
     filled, limit = 0, min(most, first_bytes or most)
-    previous: torch.Tensor | None = None
+    previous: object = None
     for index, tensor in tensors.items():
         kind = tensor.dtype, tensor.device
-        alike = previous is not None and (previous.dtype, previous.device) == kind
-        if alike and filled + tensor.nbytes <= limit:
-            found[-1].append(index)
-            filled += tensor.nbytes
-        else:
+        if kind != previous or filled + tensor.nbytes > limit:
             limit = most if found else limit
-            found.append([index])
-            filled = tensor.nbytes
-        previous = tensor
+            found.append([])
+            filled = 0
+        found[-1].append(index)
+        filled += tensor.nbytes
+        previous = kind
     return found

@@ -122,7 +122,7 @@ def _new_group(timeout: timedelta, ranks: Sequence[int] | None = None) -> dist.P
 
 
 def _take_part_of_cores() -> None:
-    """Limits torch's threads to the number that the launcher sets, if torch was imported before."""
+    """Limits torch's threads to the launcher's number, which torch misses if imported earlier."""
     threads = os.environ.get("OMP_NUM_THREADS", "")
     if threads.isdecimal() and 0 < int(threads) < torch.get_num_threads():
         torch.set_num_threads(int(threads))
@@ -189,7 +189,7 @@ class Group:
         return [(tensor, 0) for tensor in tensors]
 
     def chiefs(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Returns the tensor on the chief, zeros on others, to be summed; booleans become uint8."""
+        """Returns a tensor whose sum over the workers is the chief's; booleans become uint8."""
         bits = tensor.view(torch.uint8) if tensor.dtype == torch.bool else tensor
         return torch.zeros_like(bits) if self.rank else bits
 
@@ -202,7 +202,7 @@ class Waitable(Protocol):
 
 
 def _wait_in_thread(work: Waitable) -> futures.Future[object]:
-    """Waits for a work of Gloo, then drops it, because it holds a copy of what it sends."""
+    """Waits for a collective of Gloo in a thread, which then drops the copy of what was sent."""
     done: futures.Future[object] = futures.Future()
 
     def wait() -> None:
@@ -271,8 +271,10 @@ class ProcessGroup(Group):
 
     Attributes:
         device: The device on which this worker's tensors are sent and received.
+        of_torch: The group that torch's own functions take; None stands for torch's default group.
         bytes_per_pack: The size of a bucket of gradients; None for the default.
-        between: For the workers of one machine: those that hold the same shards elsewhere, or None.
+        between: In a group of one machine's workers: the group of this worker and of those on other
+            machines that hold the same shards. None in other groups.
     """
 
     def __init__(self, job: Job, device: torch.device, communication: CommunicationOptions) -> None:
@@ -283,18 +285,13 @@ class ProcessGroup(Group):
         check_communication(communication, "PyTorch", ("bytes_per_pack", "compression"))
         self.bytes_per_pack = communication.bytes_per_pack
         self._compressed = _COMPRESSED[communication.compression]
-        self._group = _beside_default.get(job)  # None stands for torch's default group
+        self.of_torch = _beside_default.get(job)
         self._ranks: range | None = None  # the ranks in the job of these workers; None: all ranks
         self.between: ProcessGroup | None = None
         self._timeout = timedelta(seconds=job.timeouts.meeting)
         self._name, self._collectives = "all workers", job.collectives
         if self._compressed is not None:
             self.gradients_travel_as = str(self._compressed).removeprefix("torch.")
-
-    @property
-    def of_torch(self) -> dist.ProcessGroup | None:
-        """The group that torch's own functions take; None stands for its default group."""
-        return self._group
 
     def within_host(self, workers: int) -> ProcessGroup:
         """Returns the group of this machine's workers. All workers of the job must call it.
@@ -328,7 +325,7 @@ class ProcessGroup(Group):
         group = copy.copy(self)
         group._ranks, group._name = ranks, name
         group.rank, group.size = ranks.index(self.rank), len(ranks)
-        group._group = _new_group(self._timeout, ranks)
+        group.of_torch = _new_group(self._timeout, ranks)
         return group
 
     def mesh(self) -> Any:
@@ -336,8 +333,8 @@ class ProcessGroup(Group):
         # imported here, because few programs need this
         from torch.distributed.device_mesh import DeviceMesh
 
-        assert self._group is not None  # `in_grid` has connected it
-        return DeviceMesh.from_group(self._group, self.device.type, mesh_dim_names=("model",))
+        assert self.of_torch is not None  # `in_grid` has connected it
+        return DeviceMesh.from_group(self.of_torch, self.device.type, mesh_dim_names=("model",))
 
     def _record(self, kind: str, sent: torch.Tensor) -> None:
         """Records a collective that starts, if the user has asked for that."""
@@ -350,7 +347,7 @@ class ProcessGroup(Group):
         """Starts an in-place all-reduce of a contiguous tensor, compressed if the user chose so."""
         sent = self._compress(flat)
         self._record("all_reduce", sent)
-        work: Any = dist.all_reduce(sent, group=self._group, async_op=True)
+        work: Any = dist.all_reduce(sent, group=self.of_torch, async_op=True)
         return work if sent is flat else work.get_future().then(lambda _: flat.copy_(sent))
 
     def start_sum_of_parts(self, flat: torch.Tensor) -> ReduceScatter:
@@ -358,7 +355,7 @@ class ProcessGroup(Group):
         sent = self._compress(flat)
         own = sent.new_empty(len(flat) // self.size)
         self._record("reduce_scatter", sent)
-        work = _scatter_sum(own, sent, group=self._group, async_op=True)
+        work = _scatter_sum(own, sent, group=self.of_torch, async_op=True)
         between = None if self.between is None else self.between.start_sum
         return ReduceScatter(work, own, flat.dtype, between)
 
@@ -370,7 +367,7 @@ class ProcessGroup(Group):
         """Starts an all-gather of equal parts; returns it and the tensor that will hold all."""
         whole = part.new_empty(self.size * len(part))
         self._record("all_gather", part)
-        return _gather_into(whole, part, group=self._group, async_op=True), whole
+        return _gather_into(whole, part, group=self.of_torch, async_op=True), whole
 
     @cached_property
     def of_buckets(self) -> ProcessGroup:
@@ -380,7 +377,7 @@ class ProcessGroup(Group):
         """
         beside = copy.copy(self)
         beside._name += ", for buckets"
-        beside._group = _new_group(self._timeout, self._ranks)
+        beside.of_torch = _new_group(self._timeout, self._ranks)
         if self.between is not None:
             beside.between = self.between.of_buckets
         return beside
@@ -397,7 +394,7 @@ class ProcessGroup(Group):
             flat = torch.cat(parts) if len(parts) > 1 else parts[0].clone()
             self._record("all_reduce", flat)
             with metering.waiting_for_workers():
-                dist.all_reduce(flat, group=self._group)
+                dist.all_reduce(flat, group=self.of_torch)
             chunks = flat.split([part.numel() for part in parts])
             for index, chunk in zip(members, chunks, strict=True):
                 like = tensors[index]
@@ -423,7 +420,7 @@ class ProcessGroup(Group):
         flat = bytes_of(tensor, self.device)
         self._record("broadcast", flat)
         with metering.waiting_for_workers():
-            dist.broadcast(flat, group=self._group, group_src=0)
+            dist.broadcast(flat, group=self.of_torch, group_src=0)
         return flat.view(tensor.dtype).view(tensor.shape).to(tensor.device)
 
     @torch.no_grad()
@@ -434,14 +431,14 @@ class ProcessGroup(Group):
     def _gathered(self, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
         """Returns the workers' tensors, stacked along a new axis 0 and sent from a device."""
         every = self._gathered_bytes(bytes_of(tensor, device))
-        return _of_bytes(every, tensor.dtype, torch.Size((self.size, *tensor.shape)))
+        return every.view(tensor.dtype).view(self.size, *tensor.shape)
 
     def _gathered_bytes(self, own: torch.Tensor) -> torch.Tensor:
         every = own.new_empty(self.size * len(own))
         if len(own):
             self._record("all_gather", own)
             with metering.waiting_for_workers():
-                _gather_into(every, own, group=self._group)
+                _gather_into(every, own, group=self.of_torch)
         return every
 
     @torch.no_grad()
@@ -456,15 +453,15 @@ class ProcessGroup(Group):
         sizes = self._exchange_sizes(label, tensors, axis)
         rows = [tensor.movedim(axis, 0) if tensor.ndim else tensor[None] for tensor in tensors]
         longest: list[int] = sizes.amax(0).tolist()
-        parts = [bytes_of(_pad(*one), self.device) for one in zip(rows, longest, strict=True)]
+        parts = [bytes_of(padded(*one), self.device) for one in zip(rows, longest, strict=True)]
         every = self._gathered_bytes(torch.cat(parts))
         columns = every.view(self.size, -1).split([len(part) for part in parts], 1)
         found: list[tuple[torch.Tensor, int]] = []
         counts: list[list[int]] = sizes.T.tolist()
         for like, one, column, theirs in zip(tensors, rows, columns, counts, strict=True):
             shape = torch.Size((self.size, max(theirs), *one.shape[1:]))
-            padded = _of_bytes(column, like.dtype, shape)
-            whole = torch.cat([own[:count] for own, count in zip(padded, theirs, strict=True)])
+            equal = _of_bytes(column, like.dtype, shape)
+            whole = torch.cat([own[:count] for own, count in zip(equal, theirs, strict=True)])
             whole = whole.movedim(0, axis).contiguous() if like.ndim else whole[0]
             found.append((whole.to(like.device), sum(theirs[: self.rank])))
         return found
@@ -485,28 +482,12 @@ class ProcessGroup(Group):
         if axis is not None:
             alike[:, :, place] = 0
         if not torch.equal(alike, alike[:1].expand_as(alike)):
-            self._refuse(label, tensors, every.tolist(), axis)
+            _refuse(label, every.tolist(), axis)
         return every[:, :, place]
 
-    def _refuse(
-        self,
-        label: str,
-        tensors: Sequence[torch.Tensor],
-        every: Sequence[Sequence[list[int]]],
-        axis: int | None,
-    ) -> None:
-        for number in range(len(tensors)):
-            theirs = [one[number] for one in every]
-            types = [_TYPES[row[0]] for row in theirs]
-            if len(set(types)) > 1:
-                raise ReplicaError(
-                    f"Expected every worker to bring tensors of one type to {label}. Received: "
-                    f"dtypes={types}, by worker. Cast them first."
-                )
-            check_shapes([row[2 : 2 + row[1]] for row in theirs], axis)
 
-
-def _pad(rows: torch.Tensor, size: int) -> torch.Tensor:
+def padded(rows: torch.Tensor, size: int) -> torch.Tensor:
+    """Returns rows, or flattened values, padded with zeros to a size along axis 0."""
     missing = size - len(rows)
     return torch.cat([rows, rows.new_zeros(missing, *rows.shape[1:])]) if missing else rows
 
@@ -525,6 +506,18 @@ def _of_bytes(row: torch.Tensor, dtype: torch.dtype, shape: torch.Size) -> torch
     # The bytes are copied, because they may not be aligned for the type.
     whole = row.clone(memory_format=torch.contiguous_format)
     return whole.view(-1).view(dtype).view(shape)
+
+
+def _refuse(label: str, every: Sequence[Sequence[list[int]]], axis: int | None) -> None:
+    """Raises the error for tensors that differ; `every` has each worker's headers."""
+    for theirs in zip(*every, strict=True):
+        types = [_TYPES[header[0]] for header in theirs]
+        if len(set(types)) > 1:
+            raise ReplicaError(
+                f"Expected every worker to bring tensors of one type to {label}. Received: "
+                f"dtypes={types}, by worker. Cast them first."
+            )
+        check_shapes([header[2 : 2 + header[1]] for header in theirs], axis)
 
 
 def _header(tensor: torch.Tensor) -> list[int]:

@@ -28,6 +28,7 @@ import torch
 from kerasdist import keras_compat
 from kerasdist.backends.torch import private
 from kerasdist.backends.torch.fit.gradients import Gradients, weighted_sum
+from kerasdist.backends.torch.state import sharded_optimizers
 from kerasdist.backends.torch.state.shards import Shard, shard_of
 from kerasdist.backends.torch.state.variables import ReplicaScope
 from kerasdist.backends.torch.workers.buckets import Buckets, GradientSum, shape_of
@@ -115,7 +116,7 @@ class GradientReducer:
             return None
         self._sum.agree(variables, len(variables))
         assert self._optimizer is not None  # `begin` has set it
-        shards = self._sum.shards_of(self._optimizer, variables)
+        shards = sharded_optimizers.of_gradients(self._optimizer, variables)
         return HookedBuckets(variables, served, self._sum.group, scope, weight, shards=shards)
 
     def _drop(self) -> None:
@@ -154,13 +155,12 @@ class HookedBuckets(Buckets):
             last_bytes=_LAST_BYTES,
         )
         self._unserved = [index for index, is_served in enumerate(served) if not is_served]
-        self._weights = scope.weights
         self._weight, self._scope = weight, scope
         self._is_open = True
         itself: weakref.ref[HookedBuckets] = weakref.ref(self)
         self._hooks = [
             parameter.register_post_accumulate_grad_hook(
-                lambda parameter, index=index: _tell(itself, index, parameter)
+                lambda parameter, index=index: _take(itself, index, parameter)
             )
             for index, parameter in self._parameters.items()
         ]
@@ -188,14 +188,14 @@ class HookedBuckets(Buckets):
                 f"variable={self._variables[index].path!r}. Write a `train_step` of your own for "
                 "several passes."
             )
-        if self._weights is not None and not self._arrived:
+        weights = self._scope.weights
+        if weights is not None and not self._arrived:
             # After the backward pass, Keras's step reads only gradients.
-            weights = self._weights
             private.call_after_backward(lambda: setattr(weights, "are_differentiated", True))
         # torch's own gradient is freed here; a sharded parameter keeps no gradient.
         gradient = parameter.grad
-        if self._weights is not None and gradient is not None:
-            gradient = self._weights.own_gradient(gradient, self._variables[index])
+        if weights is not None and gradient is not None:
+            gradient = weights.own_gradient(gradient, self._variables[index])
         kept = self.put(index, gradient, self._weight)
         # torch refuses a gradient of another class than its parameter, such as a DTensor.
         parameter.grad = kept if type(parameter) is type(gradient) else None
@@ -217,7 +217,7 @@ class HookedBuckets(Buckets):
             hook.remove()
 
 
-def _tell(buckets: weakref.ref[HookedBuckets], index: int, parameter: torch.Tensor) -> None:
+def _take(buckets: weakref.ref[HookedBuckets], index: int, parameter: torch.Tensor) -> None:
     owner = buckets()
     if owner is not None:
         owner.take(index, parameter)
