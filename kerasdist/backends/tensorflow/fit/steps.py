@@ -273,14 +273,7 @@ def _looked_at(iterator: Any, count: int, look: Callable[[Any, int], None]) -> A
 
 
 def _batches(iterator: Any) -> Iterator[Any]:
-    if not isinstance(iterator, ITERATORS):
-        yield from map(as_tensors, iterator)
-        return
-    while True:
-        batch = iterator.get_next_as_optional()
-        if not batch.has_value():
-            return
-        yield batch.get_value()
+    return iterator if isinstance(iterator, ITERATORS) else map(as_tensors, iterator)
 
 
 @final

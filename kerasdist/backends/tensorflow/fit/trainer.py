@@ -103,20 +103,8 @@ class PlacedTrainer(_InPasses):
                 _build_from(self.model, spec)
 
     def make_train_function(self, original: Original, force: bool = False) -> Any:
-        """Makes Keras's own train function, which then reports its steps to a meter, if any."""
-        model = self.model
-        if model.train_function is not None and not force:
-            return self._finding_rows()
-        original(force)
-        function = self._in_strategy(model.train_function)
-
-        def metered(iterator: object) -> Any:
-            logs = function(iterator)
-            if current.meter is not None:
-                current.meter.done(model.steps_per_execution, None, logs)
-            return logs
-
-        model.train_function = metered
+        """Makes Keras's own function, which runs in the strategy and reports to a meter, if any."""
+        self._made("train_function", original, force)
         return self._finding_rows()
 
     def make_test_function(self, original: Original, force: bool = False) -> Any:
@@ -128,17 +116,20 @@ class PlacedTrainer(_InPasses):
         return self._made("predict_function", original, force)
 
     def _made(self, name: str, original: Original, force: bool) -> Any:
-        if getattr(self.model, name) is None or force:
+        model = self.model
+        if getattr(model, name) is None or force:
             original(force)
-            setattr(self.model, name, self._in_strategy(getattr(self.model, name)))
-        return getattr(self.model, name)
+            function = getattr(model, name)
 
-    def _in_strategy(self, function: Any) -> Callable[[object], Any]:
-        def run(data: object) -> Any:
-            with whole_step(self.strategy):
-                return function(data)
+            def run(data: object) -> Any:
+                with whole_step(self.strategy):
+                    done = function(data)
+                if current.meter is not None and name == "train_function":
+                    current.meter.done(model.steps_per_execution, None, done)
+                return done
 
-        return run
+            setattr(model, name, run)
+        return getattr(model, name)
 
 
 @final

@@ -23,10 +23,6 @@ _Native: Any = object
 # How many collective keys are reserved for a strategy; it needs one for each group of devices.
 KEYS_OF_A_STRATEGY = 100_000
 
-# The attributes that `SharedSum` adds to TensorFlow's variables.
-_OWN = ("is_equal", "known")
-
-
 # The name of the workers' job in TensorFlow's description of the cluster.
 _JOB = "worker"
 
@@ -86,15 +82,7 @@ def mirrored(parts: Sequence[Any]) -> Any:
 
 def is_distributed(variable: object) -> bool:
     """Returns whether a native variable was made by a strategy."""
-    return isinstance(variable, tf.distribute.DistributedValues) or _is_central(variable)
-
-
-def _is_central(variable: object) -> bool:
-    """Returns whether a native variable is the single copy of a central storage strategy."""
-    is_one = isinstance(variable, tf.Variable) and not isinstance(
-        variable, tf.distribute.DistributedValues
-    )
-    return is_one and hasattr(variable, "distribute_strategy")
+    return isinstance(variable, tf.Variable) and hasattr(variable, "distribute_strategy")
 
 
 @contextmanager
@@ -113,34 +101,6 @@ def keeping_input_devices(native_strategy: tf.distribute.Strategy) -> Iterator[N
         yield
     finally:
         internals.INPUT_DEVICES.set(native_strategy.extended, devices)
-
-
-def plain_copy(variable: Any, value: tf.Tensor) -> tf.Variable:
-    """Returns a plain copy of a variable, which Keras's optimizers take for the variable itself."""
-    copy = tf.Variable(value, trainable=variable.trainable, name="copy", shape=value.shape)
-    # An optimizer finds the variable's slots by this id.
-    internals.UNIQUE_ID.set(copy, internals.UNIQUE_ID.of(variable))
-    return copy
-
-
-def replicated_copy(variable: Any) -> Any:
-    """Returns a copy of a strategy's variable, with the same value on each device."""
-    if _is_central(variable):
-        return type(variable)(
-            variable.distribute_strategy, _copy(variable.get()), variable.aggregation
-        )
-    if not isinstance(variable, tf.distribute.DistributedValues):
-        return _copy(variable)
-    parts = [_copy(one) for one in variable.values]
-    policy = internals.VARIABLE_POLICY.of(variable)
-    copy = type(variable)(variable.distribute_strategy, parts, variable.aggregation, policy)
-    vars(copy).update({name: one for name, one in vars(variable).items() if name in _OWN})
-    return copy
-
-
-def _copy(variable: Any) -> tf.Variable:
-    with tf.device(variable.device):
-        return plain_copy(variable, variable.read_value())
 
 
 def has_started() -> bool:
