@@ -7,7 +7,7 @@ import math
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, final
+from typing import Any, final
 
 import keras
 import tensorflow as tf
@@ -15,6 +15,7 @@ import tensorflow as tf
 from kerasdist import keras_compat
 from kerasdist.agreement.batches import beginnings
 from kerasdist.backends.base import metering
+from kerasdist.backends.base.interface import ReplicaSet
 from kerasdist.backends.tensorflow.fit.batches import (
     OwnRows,
     PlacedBatch,
@@ -27,20 +28,14 @@ from kerasdist.backends.tensorflow.replica.values import concat
 from kerasdist.check.first_batch import FirstBatchCheck
 from kerasdist.core.context import current
 
-if TYPE_CHECKING:
-    from kerasdist.backends.tensorflow.replica.replicas import TensorFlowReplicaSet
-
 # The iterators from which a graph can read batches.
 ITERATORS = (tf.data.Iterator, PlacedIterator)
 
 
 def compiled(function: Callable[..., Any], *, eagerly: bool) -> Callable[..., Any]:
     """Compiles a function in such a way that only the second batch size causes a new trace."""
-    if eagerly:
-        return function
     # In Keras's own steps AutoGraph does not convert user code either.
-    function = tf.autograph.experimental.do_not_convert(function)
-    return tf.function(function, reduce_retracing=True)
+    return function if eagerly else tf.function(function, reduce_retracing=True, autograph=False)
 
 
 @final
@@ -165,7 +160,7 @@ def _tensors(batch: object) -> list[tf.Tensor]:
     return [one for one in parts if tf.is_tensor(one)]
 
 
-def _require_equal_beginnings(replica_set: TensorFlowReplicaSet, first: object) -> None:
+def _require_equal_beginnings(replica_set: ReplicaSet, first: object) -> None:
     """Compares a batch's first rows over the workers, if it is the first of an iteration."""
     if any(leaf.shape.rank and leaf.shape[0] for leaf in keras.tree.flatten(first)):
         replica_set.first_batches.name(first)

@@ -45,7 +45,6 @@ from kerasdist.training.passes import refused
 from kerasdist.training.trainer import Original, ReplicatedTrainer
 
 if TYPE_CHECKING:
-    from kerasdist.backends.tensorflow.replica.replicas import TensorFlowReplicaSet
     from kerasdist.backends.tensorflow.workers.group import Group
 
 
@@ -136,15 +135,12 @@ class PlacedTrainer(_InPasses):
 class TensorFlowTrainer(_InPasses):
     """Divides each batch over the replicas and runs the model's own step on every local batch."""
 
-    if TYPE_CHECKING:
-        replicas: TensorFlowReplicaSet
-
     # How many batches the data of the last call had; None if that is not known.
     _batches_of_call: int | None = None
     _kept_in_predict: KeptState | None = None
 
     @staticmethod
-    def prepare_other(model: Any, replicas: TensorFlowReplicaSet) -> None:
+    def prepare_other(model: Any, replicas: Any) -> None:
         """Mirrors the variables of a model and its optimizer that are not mirrored yet."""
         take_on(model, replicas)
         optimizer = model.optimizer if model.compiled else None

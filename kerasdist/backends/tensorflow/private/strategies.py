@@ -251,7 +251,6 @@ class WorkersStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         )
         extended = extended_class(self, resolver, _native(options), devices)
         tf.distribute.Strategy.__init__(self, extended)
-        self.num_workers = len(addresses)
         self.replicas_are_known: Callable[[], bool] = lambda: True
         self.group_key = group_key(WorkersStrategy)
 

@@ -6,7 +6,6 @@ With many workers, replicas exchange tensors only by all-reduce.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, final
 
@@ -121,11 +120,9 @@ class Group:
         all_reduce: AllReduce | None = None,
         *,
         shares_memory: bool,
-        communication: CommunicationOptions = DEFAULT_COMMUNICATION,
     ) -> None:
         """Stores the native strategy; without `all_reduce`, values are summed on one device."""
         self.native_strategy = native_strategy
-        self._communication = communication
         self._replicas = native_strategy.num_replicas_in_sync
         self.local = range(self._replicas)
         self.shares_memory = shares_memory
@@ -200,8 +197,6 @@ class Group:
         if self._all_reduce is not None:
             travelling = [i for i, parts in enumerate(columns) if self._travels(parts, here)]
             given = [self._column(columns[index]) for index in travelling]
-            if options is DEFAULT_COMMUNICATION:
-                options = self._communication
             sums = self._all_reduce.sums(given, options)
             for index, column in zip(travelling, sums, strict=True):
                 results[index] = column[0] if here or self.shares_memory else mirrored(column)
@@ -346,31 +341,9 @@ class WorkerGroup(Group):
         shares_memory: bool,
     ) -> None:
         own = native_strategy.extended.worker_devices
-        timeout = communication.timeout_seconds or 0.0
-
-        def seconds_to_wait() -> float:
-            """Returns a collective's time-out: 0 (none) if the job itself watches the call.
-
-            For each collective with a time-out, TensorFlow starts two threads that sleep until the
-            time-out is over, even if the collective is done before. With 50 steps a second and
-            time-outs of 10 minutes that makes 60,000 threads, which kill the process (seen with
-            2.21, base_collective_executor.cc).
-            """
-            return 0.0 if job.is_watched else timeout
-
-        all_reduce = AllReduce(
-            own[:1] if shares_memory else own,
-            workers=native_strategy.num_workers,
-            key=native_strategy.group_key,
-            seconds_to_wait=seconds_to_wait,
-            collectives=job.collectives,
-        )
-        super().__init__(
-            native_strategy,
-            all_reduce,
-            shares_memory=shares_memory,
-            communication=replace(communication, timeout_seconds=None),
-        )
+        lanes = own[:1] if shares_memory else own
+        all_reduce = AllReduce(lanes, native_strategy.group_key, job, communication)
+        super().__init__(native_strategy, all_reduce, shares_memory=shares_memory)
         self.local = range(job.rank * len(own), (job.rank + 1) * len(own))
 
     def batches(self, adapter: Any, begin: Begin | None) -> tf.distribute.DistributedDataset:
