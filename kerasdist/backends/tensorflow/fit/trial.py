@@ -21,9 +21,13 @@ from kerasdist.backends.tensorflow.fit.batches import (
     first_rows,
     none_for_optional,
 )
-from kerasdist.backends.tensorflow.internals import UNIQUE_ID
 from kerasdist.backends.tensorflow.private.scopes import outside_strategies
-from kerasdist.backends.tensorflow.private.strategies import SharedSum, is_distributed
+from kerasdist.backends.tensorflow.private.strategies import (
+    SharedSum,
+    is_distributed,
+    plain_copy,
+    replicated_copy,
+)
 from kerasdist.backends.tensorflow.replica.variables import copies
 from kerasdist.core.context import current
 from kerasdist.errors import ShapeError
@@ -110,11 +114,11 @@ class TensorFlowTrial(Trial):
             return None
         with tf.init_scope(), outside_strategies():
             if self._alone:
-                return _plain_copy(copies(own)[0], _whole(variable, own))
+                return plain_copy(copies(own)[0], _whole(variable, own))
             if is_distributed(own):
-                return _replicated_copy(own)
+                return replicated_copy(own)
             with tf.device(own.device):
-                return _plain_copy(own, own.read_value())
+                return plain_copy(own, own.read_value())
 
     def write(self, variable: keras.Variable, value: Any) -> None:
         """Assigns to the copy of a variable; in a replica, as replica code assigns."""
@@ -191,33 +195,6 @@ class _EagerFunctions:
 
 
 _eager_functions = _EagerFunctions()
-
-
-def _plain_copy(variable: Any, value: tf.Tensor) -> tf.Variable:
-    """Returns a plain copy of a variable, which Keras's optimizers take for the variable itself."""
-    copy = tf.Variable(value, trainable=variable.trainable, name="copy", shape=value.shape)
-    # An optimizer finds the variable's slots by this id.
-    UNIQUE_ID.set(copy, UNIQUE_ID.of(variable))
-    return copy
-
-
-def _replicated_copy(variable: Any) -> Any:
-    """Returns a copy of a strategy's variable, with the same value on each device."""
-    parts = copies(variable)
-    with variable.distribute_strategy.scope():
-        copy: Any = tf.Variable(
-            parts[0].read_value(),
-            trainable=variable.trainable,
-            synchronization=variable.synchronization,
-            aggregation=variable.aggregation,
-            name="copy",
-        )
-        for own, part in zip(copies(copy), parts, strict=True):
-            own.assign(part.read_value())
-    UNIQUE_ID.set(copies(copy)[0], UNIQUE_ID.of(variable))
-    if isinstance(copy, SharedSum):
-        copy.known, copy.is_equal = variable.known, variable.is_equal
-    return copy
 
 
 def _whole(variable: Any, own: Any) -> Any:

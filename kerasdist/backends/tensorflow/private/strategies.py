@@ -85,6 +85,11 @@ def is_distributed(variable: object) -> bool:
     return isinstance(variable, tf.Variable) and hasattr(variable, "distribute_strategy")
 
 
+def components(held: Any) -> Sequence[Any]:
+    """Returns the components that this process has of a native variable or another value."""
+    return held.values if isinstance(held, tf.distribute.DistributedValues) else (held,)
+
+
 @contextmanager
 def keeping_input_devices(native_strategy: tf.distribute.Strategy) -> Iterator[None]:
     """Restores the devices of a strategy's input pipelines when the block ends.
@@ -101,6 +106,33 @@ def keeping_input_devices(native_strategy: tf.distribute.Strategy) -> Iterator[N
         yield
     finally:
         internals.INPUT_DEVICES.set(native_strategy.extended, devices)
+
+
+def plain_copy(variable: Any, value: tf.Tensor) -> tf.Variable:
+    """Returns a plain copy of a variable, which Keras's optimizers take for the variable itself."""
+    copy = tf.Variable(value, trainable=variable.trainable, name="copy", shape=value.shape)
+    # An optimizer finds the variable's slots by this id.
+    internals.UNIQUE_ID.set(copy, internals.UNIQUE_ID.of(variable))
+    return copy
+
+
+def replicated_copy(variable: Any) -> Any:
+    """Returns a copy of a strategy's variable, whose components have the same values."""
+    parts = components(variable)
+    with variable.distribute_strategy.scope():
+        copy: Any = tf.Variable(
+            parts[0].read_value(),
+            trainable=variable.trainable,
+            synchronization=variable.synchronization,
+            aggregation=variable.aggregation,
+            name="copy",
+        )
+        for own, part in zip(components(copy), parts, strict=True):
+            own.assign(part.read_value())
+    internals.UNIQUE_ID.set(components(copy)[0], internals.UNIQUE_ID.of(variable))
+    if isinstance(copy, SharedSum):
+        copy.known, copy.is_equal = variable.known, variable.is_equal
+    return copy
 
 
 def has_started() -> bool:
