@@ -243,10 +243,7 @@ def _on_chief(job: Job | None, work: Callable[[], str]) -> None:
             if job is None:
                 raise
             refusal = f"Expected the chief to write a checkpoint. Received: {error}."
-    if job is not None:
-        refusal = job.broadcast_object("checkpoint on the chief", refusal)
-    if refusal:
-        raise ValueError(refusal)
+    _refuse(job, refusal)
 
 
 def _refuse(job: Job | None, refusal: str) -> None:

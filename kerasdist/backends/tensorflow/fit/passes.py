@@ -10,6 +10,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, final
 
 import keras
@@ -37,10 +38,11 @@ def calls(
         return call(*args, **kwargs)
     trainer.require_passes()
     trainer.ensure_built(args[0])
-    divided = _Divided(given, first)
+    divided, examples = _Rows(given, partial(_has_rows, count=count)), tf.shape(first)[0]
+    _require_rows(divided.tensors, examples, "inputs")
     one = _Pass(model, call, divided)
-    outputs = _Passes(one, divided, most).outputs(*divided.rows, *one.weights)
-    return one.structured(outputs)
+    outputs = _Passes(one, divided, examples, most).outputs(*divided.tensors, *one.weights)
+    return one.form.packed(outputs)
 
 
 @final
@@ -48,30 +50,29 @@ class _PassScope(keras.StatelessScope):
     """The scope in which a pass calls the model, and by which such a call is recognized."""
 
 
-class _Divided:
-    """The arguments of a call, of which those with one row per example are divided into passes.
+class _Rows:
+    """The tensors of a structure that have one row per example, and the masks of these tensors.
 
     Attributes:
-        count: The number of examples, as an integer tensor.
-        rows: The tensors that have that many rows.
+        tensors: The tensors, followed by their masks.
     """
 
-    def __init__(self, given: Arguments, first: tf.Tensor) -> None:
-        self._given, self._leaves = given, flatten(given)
-        self._places = [
-            place for place, leaf in enumerate(self._leaves) if _has_rows(leaf, first.shape[0])
-        ]
-        self.count = tf.shape(first)[0]
-        leaves: list[Any] = [self._leaves[place] for place in self._places]
-        _require_rows(leaves, self.count, "inputs")
-        self.rows, self._masked = _with_masks(leaves)
+    def __init__(self, structure: Any, has_rows: Callable[[Any], bool]) -> None:
+        self._structure, self._leaves = structure, flatten(structure)
+        self._places = [place for place, leaf in enumerate(self._leaves) if has_rows(leaf)]
+        masks = {place: keras_compat.get_keras_mask(self._leaves[place]) for place in self._places}
+        known = {place: mask for place, mask in masks.items() if mask is not None}
+        self._masked = list(known)
+        self.tensors = [*(self._leaves[place] for place in self._places), *known.values()]
 
-    def with_rows(self, rows: Sequence[Any]) -> Arguments:
-        """Returns the arguments with these rows in place of their own."""
-        leaves = list(self._leaves)
-        for place, leaf in zip(self._places, _masked(rows, self._masked), strict=True):
-            leaves[place] = leaf
-        return pack(self._given, leaves)
+    def packed(self, tensors: Iterable[Any]) -> Any:
+        """Returns the structure with other tensors, which have the masks that follow them."""
+        leaves, given = list(self._leaves), iter(tensors)
+        for place in self._places:
+            leaves[place] = next(given)
+        for place in self._masked:
+            keras_compat.set_keras_mask(leaves[place], next(given))
+        return pack(self._structure, leaves)
 
 
 class _Pass:
@@ -79,18 +80,19 @@ class _Pass:
 
     Attributes:
         weights: The values of the trainable variables.
+        form: What the model returned, as symbolic tensors.
         outputs: A function of rows and weights, which returns the outputs for the rows and their
             masks.
     """
 
-    def __init__(self, model: Any, call: Callable[..., Any], divided: _Divided) -> None:
+    form: _Rows
+
+    def __init__(self, model: Any, call: Callable[..., Any], divided: _Rows) -> None:
         self._model, self._call, self._divided = model, call, divided
-        self._form: Any = None
-        self._masked: list[int] = []
         self._terms: list[Terms | None] = []
         self.weights = _values(model.trainable_variables)
         self._state = _values(model.non_trainable_variables)
-        rows = [tf.TensorSpec([None, *one.shape[1:]], one.dtype) for one in divided.rows]
+        rows = [tf.TensorSpec([None, *one.shape[1:]], one.dtype) for one in divided.tensors]
         self._specs = rows, [tf.TensorSpec(one.shape, one.dtype) for one in self.weights]
         self.outputs: Any = _trace(self._outputs, *self._specs)
 
@@ -107,7 +109,7 @@ class _Pass:
     def assembled(self, joined: Sequence[Any], added: Sequence[Any]) -> list[Any]:
         """Returns, for all passes, the gradients of weights and of the rows that are floats."""
         joined, added = list(joined), list(added)
-        inputs = len(_floats(self._divided.rows))
+        inputs = len(_floats(self._divided.tensors))
         found, joined = joined[:inputs], joined[inputs:]
         for weight, terms in zip(self.weights, self._terms, strict=True):
             if terms is None:
@@ -123,30 +125,23 @@ class _Pass:
             found.append(terms.gradient(sums))
         return found
 
-    def structured(self, leaves: list[tf.Tensor]) -> Any:
-        """Returns outputs in the structure that the model returns, with their masks."""
-        given = iter(_masked(leaves, self._masked))
-        form = [leaf if leaf is None else next(given) for leaf in flatten(self._form)]
-        return pack(self._form, form)
-
     def _outputs(self, rows: list[tf.Tensor], weights: list[tf.Tensor]) -> list[tf.Tensor]:
         model = self._model
         variables = model.trainable_variables + model.non_trainable_variables
         values = zip(variables, [*weights, *self._state], strict=True)
         with _PassScope(list(values), collect_losses=True) as scope:
-            self._form = self._divided.with_rows(rows).call(self._call)
+            outputs = self._divided.packed(rows).call(self._call)
             after = map(scope.get_current_value, model.non_trainable_variables)
             changed = map(operator.is_not, self._state, after)
             passes.require_nothing_kept(model, changed, model.losses)
             if scope.state_mapping.keys() - set(map(id, variables)):
                 raise passes.refused("a call that updates a metric")
-        leaves = [leaf for leaf in flatten(self._form) if leaf is not None]
-        for leaf in leaves:
+        self.form = _Rows(outputs, lambda leaf: leaf is not None)
+        for leaf in self.form.tensors:
             if not _has_rows(leaf, None):
                 raise passes.refused(f"an output of shape {leaf.shape}")
-        _require_rows(leaves, tf.shape(rows[0])[0], "outputs")
-        found, self._masked = _with_masks(leaves)
-        return found
+        _require_rows(self.form.tensors, tf.shape(rows[0])[0], "outputs")
+        return self.form.tensors
 
     def _gradients(
         self, rows: list[tf.Tensor], weights: list[tf.Tensor], upstream: list[tf.Tensor]
@@ -185,8 +180,8 @@ class _Passes:
     left out, so that their gradients are 0.
     """
 
-    def __init__(self, one: _Pass, divided: _Divided, most: int) -> None:
-        self._pass, self._divided, self._count = one, len(divided.rows), divided.count
+    def __init__(self, one: _Pass, divided: _Rows, examples: tf.Tensor, most: int) -> None:
+        self._pass, self._divided, self._count = one, len(divided.tensors), examples
         self._number = -(-self._count // most)
         self._size = -(-self._count // self._number)
         self.outputs = tf.custom_gradient(self._outputs)
@@ -282,21 +277,6 @@ def _outside(terms: Terms, weight: tf.Tensor) -> Terms:
 
 def _values(variables: Sequence[keras.Variable]) -> list[tf.Tensor]:
     return [tf.convert_to_tensor(one.value) for one in variables]
-
-
-def _with_masks(leaves: list[tf.Tensor]) -> tuple[list[tf.Tensor], list[int]]:
-    """Returns tensors followed by their masks, and which of the tensors have a mask."""
-    masks = {index: keras_compat.get_keras_mask(leaf) for index, leaf in enumerate(leaves)}
-    known = {index: mask for index, mask in masks.items() if mask is not None}
-    return [*leaves, *known.values()], list(known)
-
-
-def _masked(found: Sequence[tf.Tensor], masked: list[int]) -> list[tf.Tensor]:
-    """Gives tensors the masks that follow them in a list; returns the tensors."""
-    count = len(found) - len(masked)
-    for index, mask in zip(masked, found[count:], strict=True):
-        keras_compat.set_keras_mask(found[index], mask)
-    return list(found[:count])
 
 
 def _require_rows(leaves: Sequence[tf.Tensor], count: tf.Tensor, what: str) -> None:
