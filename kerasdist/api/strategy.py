@@ -401,7 +401,7 @@ class Strategy(EarlierNames):
 
     def __copy__(self) -> NoReturn:
         raise RuntimeError(
-            "Expected one object a strategy: it owns devices and threads. Received: "
+            "Expected no copy of a strategy, which owns devices and threads. Received: "
             "copy.copy(strategy). Use the strategy itself, or make another one."
         )
 

@@ -41,7 +41,7 @@ FUNCTION_JIT_COMPILE = internal(
 IN_XLA = internal(
     "tensorflow.python.ops.control_flow_util:GraphOrParentsInXlaContext",
     "the error that XLA cannot compile strategy.run",
-    "it is not refused: what XLA cannot compile, it refuses itself",
+    "kerasdist does not refuse it; XLA raises its own error",
 )
 
 # Scopes and strategies.

@@ -190,7 +190,10 @@ def _local_rows(rows: Any, size: Any, total: Any) -> LocalRows:
 
 
 def on_host(batch: Any) -> Any:
-    """Joins the parts of a `PlacedBatch` on the host, only eagerly; other batches unchanged."""
+    """Returns a `PlacedBatch` with its parts joined on the host; any other batch unchanged.
+
+    Only eager code may call this function.
+    """
     if not isinstance(batch, PlacedBatch):
         return batch
     sizes = [int(part.size) for part in batch.parts]

@@ -210,7 +210,7 @@ class FirstStepChecked:
             self._check.look(batch, size)
 
     def goes_on(self, iterator: Any) -> None:
-        """Notes that an epoch goes on in this iterator; its first batches came in another one."""
+        """Records that the epoch continues in this iterator, after batches of another one."""
         self._iterator = weakref.ref(iterator)
 
     def _ends_epoch(self, iterator: Any) -> bool:
@@ -243,7 +243,7 @@ class RowsFound:
             return self.function(iterator)
         before = trainer.most_rows
         batches = _looked_at(iterator, model.steps_per_execution, trainer.find_rows)
-        if trainer.most_rows != before:  # a trace for any size would take no passes
+        if trainer.most_rows != before:  # a function traced earlier would make no passes
             model.make_train_function(force=True)
             model.train_function = model.train_function.function
         function = model.train_function
@@ -259,7 +259,7 @@ def _looked_at(iterator: Any, count: int, look: Callable[[Any, int], None]) -> A
     for batch in map(on_host, batches):
         look(batch, int(batch.total) if isinstance(batch, OwnRows) else metering.rows_of(batch))
     if not batches:
-        return iterator  # from which a step raises an error at the end of the data
+        return iterator  # the next step raises the error for the end of the data
     if isinstance(iterator, PlacedIterator):
         return iterator.over(batches)
     if isinstance(iterator, tf.data.Iterator):

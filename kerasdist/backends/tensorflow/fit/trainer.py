@@ -215,7 +215,7 @@ class TensorFlowTrainer(_InPasses):
             if not own:  # a user-defined step may have built layers just now
                 self._mark_equal_statistics()
             if self._group.is_of_workers:
-                read[:] = self._costly()
+                read[:] = self._find_unsummed()
             return logs, collectives_here().end_step(read)
 
         # In Keras's own step, no code after the optimizer's update reads the updated variables. So
@@ -264,7 +264,7 @@ class TensorFlowTrainer(_InPasses):
                 statistics_of([self.model, *keras_compat.flat_layers(self.model)])
             )
 
-    def _costly(self) -> list[keras.Variable]:
+    def _find_unsummed(self) -> list[keras.Variable]:
         """Returns the variables that can be read only by a sum over the workers."""
         known = [v for metric in metrics_of(self.model) for v in metric.variables]
         every = {id(variable): variable for variable in [*known, *self.model.variables]}

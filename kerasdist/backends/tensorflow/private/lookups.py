@@ -23,7 +23,8 @@ from kerasdist.backends.tensorflow.private.strategies import mirrored
 
 # Parts of the names of operations that return different values on each replica.
 _DIFFERENT = ("Random", "Stateless", "Sampler", "Multinomial", "TruncatedNormal", "PyFunc", "Iter")
-# Stands for an operation that makes integers from floats eagerly: mostly tokens, not positions.
+# Stands for an eager operation that makes integers from floats. Such integers count as tokens of
+# the batch, because positions are rarely made from floats.
 _OF_FLOATS = "Floats"
 
 

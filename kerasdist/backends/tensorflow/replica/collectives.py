@@ -503,7 +503,10 @@ def collectives_here() -> TensorFlowCollectives:
 
 
 def _own(structure: object) -> Any:
-    """Returns a replica's own copies of tensors, because `regrouped` does not wrap shared ones."""
+    """Returns a structure with a copy of each tensor, which only this replica has.
+
+    `regrouped` makes no distributed value of a tensor that all replicas return.
+    """
 
     def own(leaf: object) -> Any:
         if not tf.is_tensor(leaf) or isinstance(leaf, tf.Variable):

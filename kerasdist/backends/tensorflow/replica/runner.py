@@ -140,7 +140,8 @@ def in_replicas(
     finally:
         if kept:
             kept.end(is_last=not tf.executing_eagerly())
-        for variable, value in contexts[0].items():  # the first replica's context variables stay
+        # What the first replica has set in context variables stays set.
+        for variable, value in contexts[0].items():
             if variable.get(None) is not value:
                 variable.set(value)
     return results

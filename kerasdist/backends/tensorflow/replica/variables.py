@@ -140,7 +140,7 @@ def _store(original: Callable[..., Any], variable: keras.Variable, value: Any) -
 
 
 def is_foreign(variable: keras.Variable, native_strategy: tf.distribute.Strategy) -> bool:
-    """Returns whether a Keras variable was made outside of every scope, so has a single copy."""
+    """Returns whether a Keras variable was made outside of every scope: it has a single copy."""
     if not isinstance(variable, keras.Variable):
         return False
     held = keras_compat.stored_value(variable)

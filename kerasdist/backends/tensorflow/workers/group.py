@@ -86,9 +86,9 @@ def read_alike(
 ) -> tf.data.Dataset:
     """Returns a dataset of ``cut(number, batch)`` for the batches of a pipeline.
 
-    The dataset has the same operations for any number of workers, so that a backup of its iterator
-    can be restored with another number. Whole batches are read ahead, because all workers need
-    them, so TensorFlow must not read ahead the results of `cut` instead.
+    The dataset has the same operations for any number of workers, so a job with another number of
+    workers can restore a backup of its iterator. Only whole batches, which are the same for all
+    workers, are read ahead: TensorFlow must not read ahead the results of `cut`.
     """
     whole = pipeline.prefetch(tf.data.AUTOTUNE)
     options = tf.data.Options()
@@ -305,7 +305,8 @@ class Group:
         held = [copies(one) for one in natives]
         given = [
             tuple(
-                # Replica 0's value is enough, because `assign` divides a sum equally.
+                # Replica 0's component is right for all: where components are read as a sum,
+                # `assign` has given each of them an equal part of the value.
                 part.read_value() if replica == 0 else tf.zeros_like(part)
                 for part, replica in zip(parts, self.local, strict=True)
             )
