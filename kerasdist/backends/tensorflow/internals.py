@@ -18,9 +18,9 @@ _WORKERS = f"{_DISTRIBUTE}.collective_all_reduce_strategy:CollectiveAllReduceExt
 
 # Functions that users have compiled, and functions that AutoGraph converts.
 
-_CONVERTS = "strategy.run, merge_call, update and decorated steps, whose code AutoGraph may convert"
+_CONVERTS = "strategy.run, merge_call and update, whose functions AutoGraph may convert"
 CONTROL_STATUS = internal("tensorflow:__internal__.autograph.control_status_ctx", _CONVERTS)
-CONVERT = internal("tensorflow:__internal__.autograph.tf_convert", _CONVERTS)
+CONVERT = internal("tensorflow:__internal__.autograph.tf_convert", f"{_CONVERTS}; decorated steps")
 
 _PASSES_OVER = "tracing a custom loop fast", "AutoGraph converts the package's own code as well"
 CONVERSION_RULES = internal(f"{_AUTOGRAPH}.config:CONVERSION_RULES", *_PASSES_OVER)
