@@ -217,7 +217,7 @@ def check_promise(backend: Backend) -> None:
     if problem is not None:
         raise DeviceError(
             f"Expected the GPUs that a variable gives to this process. Received: "
-            f"{gpus.CUDA}={os.environ.get(gpus.CUDA)!r}, and of NVIDIA's driver: {problem!r}. "
+            f"{gpus.CUDA}={os.environ.get(gpus.CUDA)!r}, and NVIDIA's driver says {problem!r}. "
             f"`nvidia-smi` should say the same: repair the driver; or, for CPUs, {_ON_CPUS}."
         )
 

@@ -347,7 +347,7 @@ def _require_no_state_of_rows(model: keras.Model) -> None:
     for layer in keras_compat.flat_layers(model):
         if isinstance(layer, keras.layers.RNN) and layer.stateful:
             raise UnsupportedError(
-                "Expected layers without a state of each row, of which a replica has a part. "
+                "Expected layers that keep no state of rows: a replica has only some of the rows. "
                 f"Received: layer={layer.name!r} with stateful=True. Set KERAS_BACKEND=jax, on "
                 "which it works, or use kerasdist.OneDeviceStrategy."
             )

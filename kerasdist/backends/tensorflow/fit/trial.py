@@ -48,7 +48,7 @@ keras_compat.install(draw=_draw)
 
 
 class TensorFlowTrial(Trial):
-    """A trial whose copies are plain variables on one device, distributed ones on the replicas."""
+    """A trial, whose copies of variables are plain on one device, and distributed on replicas."""
 
     @staticmethod
     def first_rows(batch: Any, count: int) -> Any:

@@ -226,7 +226,7 @@ def _travelling(dtype: tf.DType) -> tf.DType:
     if dtype.is_integer:
         return tf.int64
     raise UnsupportedError(
-        "Expected numbers that travel between workers: integers, or floats of 16 bits or more. "
+        "Expected numbers that workers can exchange: integers, or floats of 16 bits or more. "
         f"Received: dtype={dtype.name}. Cast them first, with keras.ops.cast."
     )
 
