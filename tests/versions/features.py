@@ -125,7 +125,7 @@ FEATURES: Mapping[str, Use] = dict(
             (uses.run_a_function, "FUNCTION_CLONE"),
             (uses.train_by_a_function, "FUNCTION_AUTOGRAPH"),
             (uses.train_by_a_function, "CONTROL_STATUS_CONTEXT STATUS_ENABLED"),
-            (uses.compare, "UPDATE_CONTEXT UNIQUE_ID"),
+            (uses.compare, "UNIQUE_ID"),
             (uses.make_a_second_strategy, "COLLECTIVE_KEY_BASE"),
             (uses.broadcast, "MIRRORED"),
             (uses.read_by_pipelines, "INPUT_DEVICES"),
@@ -140,6 +140,7 @@ FEATURES: Mapping[str, Use] = dict(
             (uses.run_in_xla, "IN_XLA"),
             (uses.convert_variables, "DISTRIBUTED_VARIABLE"),
             (uses.train_equally, "DEVICE_GENERATOR GENERATOR_BEGIN GENERATOR_NEXT GENERATOR_END"),
+            (uses.train_equally, "UPDATE_CONTEXT"),  # no GPUs are here
         ),
         *_rows("jax", True, (uses.describe_a_tpu, "GET_TOPOLOGY")),
         *_rows("jax", False, (uses.train_equally, "CREATE_DEVICE_MESH")),

@@ -60,8 +60,8 @@ CREATOR_STACK = internal(
 )
 UPDATE_CONTEXT = internal(
     f"{_DISTRIBUTE}.distribute_lib:UpdateContext",
-    f"an optimizer's step on several GPUs, and {_COMPARED}",
-    f"refused on GPUs; {_NOT_COMPARED}",
+    "an optimizer's step on several GPUs",
+    "refused on GPUs",
 )
 UNIQUE_ID = internal(f"{_RESOURCE}._unique_id", _COMPARED, _NOT_COMPARED)
 COLLECTIVE_KEY_BASE = internal(

@@ -17,7 +17,7 @@ from kerasdist.backends.tensorflow.private.scopes import (
     on_one_copy,
     run_without_merge_call,
 )
-from kerasdist.backends.tensorflow.private.strategies import keeps_one_copy, ours
+from kerasdist.backends.tensorflow.private.strategies import ours
 from kerasdist.backends.tensorflow.replica.variables import (
     adopt,
     check_mirrored,
@@ -105,21 +105,12 @@ def apply_everywhere(
     check_mirrored(optimizer.variables, native_strategy, "the optimizer")
 
     def apply() -> Any:
-        trial = current.trial
-        is_one = not any(isinstance(one, tf.distribute.DistributedValues) for one in gradients)
-        if is_one and (trial is None or keeps_one_copy(native_strategy)):
+        if not any(isinstance(one, tf.distribute.DistributedValues) for one in gradients):
             return keras_compat.apply_combined_gradients(optimizer, gradients, variables)
-        devices = native_strategy.extended.worker_devices
-        # In a trial, which runs eagerly, the first device computes for all devices.
-        for index, device in enumerate(devices if trial is None else devices[:1]):
+        for index, device in enumerate(native_strategy.extended.worker_devices):
             own = [held[index % len(held)] for held in map(copies, gradients)]
             with tf.device(device), on_one_copy(index) as it, _moved(optimizer, it):
                 keras_compat.apply_combined_gradients(optimizer, own, variables)
-        if trial is not None:
-            for variable in keras_compat.stored_values([*known, *optimizer.variables]):
-                first, *others = copies(variable)
-                for other in others:
-                    other.assign(first)
         return None
 
     # In this call `_apply` leaves all to Keras's own ``apply``, also for the inner optimizer of a
