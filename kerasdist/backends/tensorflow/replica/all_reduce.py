@@ -90,7 +90,7 @@ class AllReduce:
             sizes = [one.shape.num_elements() or tf.size(one) for one in tensors]
             flat = [total] if len(tensors) == 1 else tf.split(total, sizes)
             return [
-                tf.ensure_shape(tf.reshape(part, _shape(one)), one.shape)
+                tf.ensure_shape(tf.reshape(part, tf.shape(one)), one.shape)
                 for part, one in zip(flat, tensors, strict=True)
             ]
 
@@ -229,7 +229,3 @@ def _travelling(dtype: tf.DType) -> tf.DType:
         "Expected numbers that workers can exchange: integers, or floats of 16 bits or more. "
         f"Received: dtype={dtype.name}. Cast them first, with keras.ops.cast."
     )
-
-
-def _shape(tensor: tf.Tensor) -> Any:
-    return tensor.shape if tensor.shape.is_fully_defined() else tf.shape(tensor)

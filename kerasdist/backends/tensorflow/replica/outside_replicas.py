@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
 from typing import Any
@@ -69,7 +69,7 @@ def _apply(
     native_strategy = _native_strategy_of([*known, *optimizer.variables[:1]])
     if native_strategy is None or not grads:
         return original(optimizer, grads, variables)
-    with _scope_of(native_strategy):
+    with NativeScope(native_strategy):
         return apply_everywhere(native_strategy, optimizer, grads, variables)
 
 
@@ -78,15 +78,9 @@ def _build(original: Callable[..., Any], optimizer: Any, variables: Any) -> Any:
     variables = list(variables)
     native_strategy = _native_strategy_of([*variables, *optimizer.variables[:1]])
     if native_strategy is not None:
-        with tf.init_scope(), _scope_of(native_strategy):
+        with tf.init_scope(), NativeScope(native_strategy):
             adopt(optimizer, native_strategy, variables)
     return original(optimizer, variables)
-
-
-def _scope_of(native_strategy: tf.distribute.Strategy) -> AbstractContextManager[Any]:
-    """Opens the scope of a native strategy, unless it is already open."""
-    is_open = tf.distribute.get_strategy() is native_strategy
-    return nullcontext() if is_open else NativeScope(native_strategy)
 
 
 def apply_everywhere(

@@ -387,11 +387,10 @@ class WorkerGroup(Group):
         if isinstance(first, tf.SparseTensor):
             return self._sparse(parts), []
         check_alike(parts, axis)
-        own = [tf.shape(part)[axis] for part in parts]
-        if not equal_sizes:
-            sizes = self._from_all_replicas(own)
+        if equal_sizes:  # which is only said of a static size
+            sizes = [first.shape[axis]] * self._replicas
         else:
-            sizes = [own[0] if first.shape[axis] is None else first.shape[axis]] * self._replicas
+            sizes = self._from_all_replicas([tf.shape(part)[axis] for part in parts])
         begins = [tf.add_n(sizes[:replica]) if replica else 0 for replica in self.local]
         total = tf.add_n(sizes)
         is_bool = first.dtype == tf.bool
