@@ -99,8 +99,10 @@ def apply_everywhere(
     check_mirrored(optimizer.variables, native_strategy, "the optimizer")
 
     def apply() -> Any:
-        if not any(isinstance(one, tf.distribute.DistributedValues) for one in gradients):
-            return keras_compat.apply_combined_gradients(optimizer, gradients, variables)
+        # A trial records one update, and all devices have the same gradients.
+        given = gradients if current.trial is None else [copies(one)[0] for one in gradients]
+        if not any(isinstance(one, tf.distribute.DistributedValues) for one in given):
+            return keras_compat.apply_combined_gradients(optimizer, given, variables)
         for index, device in enumerate(native_strategy.extended.worker_devices):
             own = [held[index % len(held)] for held in map(copies, gradients)]
             with tf.device(device), on_one_copy(index) as it, _moved(optimizer, it):
