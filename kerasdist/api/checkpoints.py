@@ -101,7 +101,7 @@ def save_checkpoint(model: keras.Model, path: str | os.PathLike[str]) -> None:
         if job is None or job.is_chief:
             shutil.rmtree(unfinished, ignore_errors=True)
         error.add_note(
-            f"kerasdist: this was while '{new}' was written. What was at '{path}' before is "
+            f"kerasdist: this error came while '{new}' was written. What was at '{path}' before is "
             "unchanged. Call save_checkpoint again when the cause is gone."
         )
         raise
@@ -189,8 +189,8 @@ def load_checkpoint(
         _together(job, path, lambda: form.load(folder, [*pairs.values()], replicas))
     except Exception as error:
         error.add_note(
-            f"kerasdist: this was while '{folder}' was read. Some variables of model="
-            f"{model.name!r} have its values, others not: load another checkpoint."
+            f"kerasdist: this error came while '{folder}' was read. Some variables of model="
+            f"{model.name!r} already have the new values. Load another checkpoint."
         )
         raise
 
@@ -255,10 +255,7 @@ def _on_chief(job: Job | None, work: Callable[[], str]) -> None:
             if job is None:
                 raise
             refusal = f"Expected the chief to write a checkpoint. Received: {error}."
-    if job is not None:
-        refusal = job.broadcast_object("checkpoint on the chief", refusal)
-    if refusal:
-        raise ValueError(refusal)
+    _refuse(job, refusal)
 
 
 def _refuse(job: Job | None, refusal: str) -> None:

@@ -72,8 +72,8 @@ class ModelLayout:
         if rest:
             table.add_row(f"{len(rest)} others", "", "", "", size(sum(rest)))
         table.caption = (
-            f"{size(self.bytes_a_device)} of {size(self.total_bytes)} a device; of the bytes "
-            f"{self.divided:.0%} are of variables that devices divide"
+            f"{size(self.bytes_a_device)} of {size(self.total_bytes)} per device; "
+            f"{self.divided:.0%} of the bytes belong to sharded variables"
         )
         return table
 

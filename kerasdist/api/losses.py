@@ -7,6 +7,7 @@ from typing import Any
 from keras import backend
 
 from kerasdist.core import context
+from kerasdist.core.structures import flatten
 from kerasdist.errors import ScopeError
 from kerasdist.keras_compat import ops
 
@@ -96,11 +97,7 @@ def scale_regularization_loss(regularization_loss: object) -> Any:
     Source: https://www.tensorflow.org/api_docs/python/tf/nn/scale_regularization_loss
     """
     replicas = _replicas("scale_regularization_loss")
-    if isinstance(regularization_loss, list | tuple):
-        total = sum(ops.sum(one) for one in regularization_loss)
-    else:
-        total = ops.sum(regularization_loss)
-    return total / replicas
+    return sum(ops.sum(one) for one in flatten(regularization_loss)) / replicas
 
 
 def _replicas(call: str) -> int:

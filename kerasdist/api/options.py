@@ -114,10 +114,9 @@ class RunOptions:
         >>> strategy.run(step, args=(batch,), options=options)
 
     Attributes:
-        experimental_enable_dynamic_batch_size: Whether batches may differ in size. Batches may
-            differ in size, with either value.
-        experimental_bucketizing_dynamic_shape: Whether to compile less often if shapes differ. JAX
-            compiles a function once for each shape, with either value.
+        experimental_enable_dynamic_batch_size: Has no effect: batches may always differ in size.
+        experimental_bucketizing_dynamic_shape: Has no effect: JAX compiles a function once for each
+            shape.
         experimental_xla_options: Must be None.
 
     Raises:

@@ -256,10 +256,7 @@ class Strategy(EarlierNames):
         Returns:
             A tuple of components, one per replica on this machine.
         """
-        leaves = flatten(value)
-        if len(leaves) == 1 and leaves[0] is value:
-            return self.runner.local_results(value)
-        parts = [self.runner.local_results(leaf) for leaf in leaves]
+        parts = [self.runner.local_results(leaf) for leaf in flatten(value)]
         count = max(map(len, parts), default=1)
         parts = [part if len(part) == count else part * count for part in parts]
         return tuple(pack(value, column) for column in zip(*parts, strict=True))
@@ -401,7 +398,7 @@ class Strategy(EarlierNames):
 
     def __copy__(self) -> NoReturn:
         raise RuntimeError(
-            "Expected one object a strategy: it owns devices and threads. Received: "
+            "Expected no copy of a strategy, which owns devices and threads. Received: "
             "copy.copy(strategy). Use the strategy itself, or make another one."
         )
 

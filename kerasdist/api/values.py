@@ -109,14 +109,17 @@ def sole_component(structure: object) -> Any:
     return component(structure, 0)
 
 
-def per_replica(structures: Sequence[Any]) -> Any:
-    """Returns one structure of `PerReplica` values from one structure per replica.
+def per_replica(
+    structures: Sequence[Any], value: Callable[[Sequence[Any]], Any] = PerReplica
+) -> Any:
+    """Returns one structure of distributed values from one structure per replica.
 
-    A leaf that is the same object on all replicas is not wrapped.
+    `value` makes a value of its components. A leaf that is the same object on all replicas stays as
+    it is.
     """
-    return transpose(structures, _merged)
 
+    def merged(leaves: Sequence[Any]) -> Any:
+        first = leaves[0]
+        return first if all(leaf is first for leaf in leaves) else value(tuple(leaves))
 
-def _merged(leaves: Sequence[Any]) -> Any:
-    first = leaves[0]
-    return first if all(leaf is first for leaf in leaves) else PerReplica(tuple(leaves))
+    return transpose(structures, merged)

@@ -82,9 +82,9 @@ def _checked_sharding(sharding: ShardingOption) -> Any:
     elif sharding is not None and not isinstance(sharding, Sharding):
         raise ValueError(
             f"Expected sharding to be None, one of {list(choices)}, a kerasdist.Sharding or a "
-            f"keras.distribution.LayoutMap. Received: sharding={sharding!r:.200}. Of a "
-            "keras.distribution.ModelParallel pass its layout_map; what its DataParallel does, a "
-            "strategy does by itself."
+            f"keras.distribution.LayoutMap. Received: sharding={sharding!r:.200}. Pass the "
+            "layout_map of a keras.distribution.ModelParallel; leave out a DataParallel, because "
+            "a strategy does the same."
         )
     return sharding
 

@@ -39,8 +39,8 @@ def require_no_other_workers(strategy: str) -> None:
         place = resolver.membership()
         raise JobError(
             f"[worker {place.rank}/{place.num_workers}] Expected a strategy over all "
-            f"{place.num_workers} workers of this job, of which {place.source} tells. Received: "
-            f"{strategy}, which is of one process: each worker would train a model by itself, on "
+            f"{place.num_workers} workers of this job, which {place.source} describes. Received: "
+            f"{strategy}, a strategy of one process: each worker would train a model by itself, on "
             "all data. Use kerasdist.MultiWorkerMirroredStrategy() or kerasdist.auto(). If the "
             f"workers are to be independent, set the variable {kerasdist_variables.CLUSTER}=none."
         )
@@ -217,7 +217,7 @@ def check_promise(backend: Backend) -> None:
     if problem is not None:
         raise DeviceError(
             f"Expected the GPUs that a variable gives to this process. Received: "
-            f"{gpus.CUDA}={os.environ.get(gpus.CUDA)!r}, and of NVIDIA's driver: {problem!r}. "
+            f"{gpus.CUDA}={os.environ.get(gpus.CUDA)!r}, and NVIDIA's driver says {problem!r}. "
             f"`nvidia-smi` should say the same: repair the driver; or, for CPUs, {_ON_CPUS}."
         )
 

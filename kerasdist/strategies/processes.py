@@ -66,7 +66,7 @@ def why_not_again() -> str | None:
 
 
 def why_not_unasked() -> str | None:
-    """Returns why starting this process again, unasked, would surprise the user, or None."""
+    """Returns why a user who has not asked for it would be surprised by a new start, or None."""
     file = str(getattr(sys.modules["__main__"], "__file__", ""))
     if file.startswith(LIBRARIES):
         return f"the program that runs here is not a script of yours, but {file}"
@@ -130,9 +130,9 @@ def are_wanted(backend: Backend, devices: Sequence[Device], launcher: Launcher |
         return True
     warn_user(
         f"Threads of one process compute on {len(devices)} devices, since {why_not}. One of them "
-        "at a time runs Python, so this is often no faster than one device. A process a device is: "
-        'in a notebook by kerasdist.launch(function, workers="gpu"), with the strategy in the '
-        "function; for a script by `kerasdist run --workers gpu script.py`. "
+        "at a time runs Python, so this is often no faster than one device. Start a process for "
+        'each device: in a notebook by kerasdist.launch(function, workers="gpu"), with the '
+        "strategy made in the function; for a script by `kerasdist run --workers gpu script.py`. "
         'MirroredStrategy(launcher="threads") keeps the threads without this warning.'
     )
     return False

@@ -69,8 +69,8 @@ class TPUStrategy(Strategy):
                 None: `kerasdist.cluster.detect` finds them; on a TPU VM from its metadata.
             experimental_device_assignment: How many replicas there are, and which devices each of
                 them has. None means one replica on each device.
-            experimental_spmd_xla_partitioning: Whether XLA divides the program; on JAX it does,
-                with either value.
+            experimental_spmd_xla_partitioning: Has no effect: on JAX, XLA always divides the
+                program.
             sharding: The same as in `kerasdist.MirroredStrategy`, for replicas of one device each.
             **earlier: `device_assignment`, the name of that argument in ``tf.distribute`` 1.
 
@@ -223,7 +223,7 @@ def _of_all_workers(
     who = f"[worker {place.rank}/{place.num_workers}]"
     if assignment is not None and assignment.num_cores_per_replica > 1:
         raise UnsupportedError(
-            f"{who} Expected one device a replica where a job has several workers. Received: "
+            f"{who} Expected one device per replica in a job of several workers. Received: "
             f"experimental_device_assignment={assignment}. Train on one host with it, or leave "
             "it out."
         )

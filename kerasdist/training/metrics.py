@@ -22,7 +22,7 @@ from weakref import WeakKeyDictionary, WeakSet
 import keras
 
 from kerasdist import keras_compat
-from kerasdist.backends.base.model_trainer import require_trainer
+from kerasdist.backends.base.model_trainer import trainer_of
 from kerasdist.core.context import ReplicaLike, current, replica_scope, scoped_strategy, whole_step
 from kerasdist.keras_compat import internals, ops
 from kerasdist.training import layer_losses, numerics, randomness
@@ -189,7 +189,8 @@ def metrics_of(model: Any) -> Iterator[Any]:
         elif metric.built:
             yield from metric.metrics
         else:
-            given = require_trainer(model).given_metrics
+            trainer = trainer_of(model)  # None for a model that shares a strategy's layers
+            given = [] if trainer is None else trainer.given_metrics
             yield from (one for one in given if isinstance(one, keras.metrics.Metric))
 
 

@@ -78,7 +78,7 @@ def a_tpu_strategy_spans_all_workers(lab):
     place = topology.device_coordinates[lab.job.rank, 0]
     lab.equal(lab.job.rank, topology.task_ordinal_at_coordinates(place))
     build = kd.DeviceAssignment.build
-    with lab.raises(kd.errors.UnsupportedError, r"worker \d/\d.*one device a replica"):
+    with lab.raises(kd.errors.UnsupportedError, r"worker \d/\d.*one device per replica"):
         kd.TPUStrategy(experimental_device_assignment=build(2, (2,)))
     with lab.raises(kd.errors.DeviceError, f"each of the {lab.replicas} devices"):
         kd.TPUStrategy(experimental_device_assignment=build(lab.replicas + 1))

@@ -12,7 +12,6 @@ import keras
 import tensorflow as tf
 
 from kerasdist.backends.base.interface import Backend, Event, Profiler, ReplicaOptions, ReplicaSet
-from kerasdist.backends.tensorflow.fit.trainer import PlacedTrainer, TensorFlowTrainer
 from kerasdist.backends.tensorflow.internals import XPLANE
 from kerasdist.backends.tensorflow.private import patches, strategies
 from kerasdist.backends.tensorflow.private.compiled import explained
@@ -89,7 +88,7 @@ class TensorFlowBackend(Backend):
                 "on which the host can hold it."
             )
         if job is not None:
-            return worker_replicas(devices, options, TensorFlowTrainer, job)
+            return worker_replicas(devices, options, job)
         kinds = sorted({device.kind for device in devices})
         if "tpu" in kinds and len(devices) > 1:
             raise UnsupportedError(
@@ -99,8 +98,8 @@ class TensorFlowBackend(Backend):
                 "kerasdist.OneDeviceStrategy on one core."
             )
         if len(devices) == 1 and options.parameter_device in (None, devices[0]):
-            return SoleDevice(devices, options, PlacedTrainer)
-        return mirrored_replicas(devices, options, TensorFlowTrainer)
+            return SoleDevice(devices, options)
+        return mirrored_replicas(devices, options)
 
     def uses_gpus(self) -> bool | None:
         """Returns whether TensorFlow is built for GPUs; None if some GPUs are hidden from it."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 from kerasdist.core.internals import internal
 
 _CONTEXT = "tensorflow.python.eager.context:Context"
-_EAGER = "tensorflow.python.eager.polymorphic_function"
-_FUNCTION = f"{_EAGER}.polymorphic_function:Function"
+_FUNCTION = "tensorflow.python.eager.polymorphic_function.polymorphic_function:Function"
 _AUTOGRAPH = "tensorflow.python.autograph.core"
 _CALLBACKS = "tensorflow.python.framework.op_callbacks"
 _GENERATOR = "tensorflow.python.data.ops.multi_device_iterator_ops:_PerDeviceGenerator"
@@ -21,7 +20,7 @@ _WORKERS = f"{_DISTRIBUTE}.collective_all_reduce_strategy:CollectiveAllReduceExt
 
 _CONVERTS = "strategy.run, merge_call and update, whose functions AutoGraph may convert"
 CONTROL_STATUS = internal("tensorflow:__internal__.autograph.control_status_ctx", _CONVERTS)
-CONVERT = internal("tensorflow:__internal__.autograph.tf_convert", _CONVERTS)
+CONVERT = internal("tensorflow:__internal__.autograph.tf_convert", f"{_CONVERTS}; decorated steps")
 
 _PASSES_OVER = "tracing a custom loop fast", "AutoGraph converts the package's own code as well"
 CONVERSION_RULES = internal(f"{_AUTOGRAPH}.config:CONVERSION_RULES", *_PASSES_OVER)
@@ -29,7 +28,6 @@ DO_NOT_CONVERT = internal(f"{_AUTOGRAPH}.config:DoNotConvert", *_PASSES_OVER)
 
 _DECORATED = "a train_step, test_step or predict_step decorated with tf.function"
 FUNCTION_AUTOGRAPH = internal(f"{_FUNCTION}._autograph", _DECORATED)
-CONVERTED_FUNCTION = internal(f"{_EAGER}.autograph_util:py_func_from_autograph", _DECORATED)
 CONTROL_STATUS_CONTEXT = internal(f"{_AUTOGRAPH}.ag_ctx:ControlStatusCtx", _DECORATED)
 STATUS_ENABLED = internal(f"{_AUTOGRAPH}.ag_ctx:Status.ENABLED", _DECORATED)
 FUNCTION_CLONE = internal(
@@ -43,7 +41,7 @@ FUNCTION_JIT_COMPILE = internal(
 IN_XLA = internal(
     "tensorflow.python.ops.control_flow_util:GraphOrParentsInXlaContext",
     "the error that XLA cannot compile strategy.run",
-    "it is not refused: what XLA cannot compile, it refuses itself",
+    "kerasdist does not refuse it; XLA raises its own error",
 )
 
 # Scopes and strategies.
@@ -62,10 +60,9 @@ CREATOR_STACK = internal(
 )
 UPDATE_CONTEXT = internal(
     f"{_DISTRIBUTE}.distribute_lib:UpdateContext",
-    f"an optimizer's step on several GPUs, and {_COMPARED}",
-    f"refused on GPUs; {_NOT_COMPARED}",
+    "an optimizer's step on several GPUs",
+    "refused on GPUs",
 )
-VARIABLE_POLICY = internal(f"{_VALUES}:DistributedVariable._policy", _COMPARED, _NOT_COMPARED)
 UNIQUE_ID = internal(f"{_RESOURCE}._unique_id", _COMPARED, _NOT_COMPARED)
 COLLECTIVE_KEY_BASE = internal(
     "tensorflow:distribute.MirroredStrategy._collective_key_base",

@@ -28,7 +28,6 @@ PRIVATE = {
     internals.CONVERT.get(): "f ctx convert_by_default user_requested",
     tf.__internal__.distribute.interim.maybe_merge_call: "fn strategy args kwargs",
     internals.FUNCTION_CLONE.get(): "self python_function",
-    internals.CONVERTED_FUNCTION.get(): "python_func autograph_options",
     internals.UPDATE_CONTEXT.get(): "replica_id",
     internals.CREATE_VARIABLE.get(): "self next_creator kwargs",
     internals.INITIAL_VALUE.get(): "self replica_id device primary_var kwargs",

@@ -24,7 +24,7 @@ options = CommunicationOptions(timeout_seconds=20.0)
 native_strategy, other = (
     strategies.WorkersStrategy([address], 0, ["/device:CPU:0"], options) for _ in range(2)
 )
-job = types.SimpleNamespace(rank=0, is_watched=False, collectives=None)
+job = types.SimpleNamespace(rank=0, num_workers=1, is_watched=False, collectives=None)
 group = WorkerGroup(native_strategy, job, options, shares_memory=True)
 told = CommunicationOptions(bytes_per_pack=4, implementation="RING", timeout_seconds=20.0)
 small = WorkerGroup(other, job, told, shares_memory=True)

@@ -190,7 +190,10 @@ def _local_rows(rows: Any, size: Any, total: Any) -> LocalRows:
 
 
 def on_host(batch: Any) -> Any:
-    """Joins the parts of a `PlacedBatch` on the host, only eagerly; other batches unchanged."""
+    """Returns a `PlacedBatch` with its parts joined on the host; any other batch unchanged.
+
+    Only eager code may call this function.
+    """
     if not isinstance(batch, PlacedBatch):
         return batch
     sizes = [int(part.size) for part in batch.parts]
@@ -252,13 +255,7 @@ def _begins(total: Any, replicas: int, of: Iterable[int]) -> list[Any]:
     """Returns where replicas' local batches begin, as in `input.sharding`, also for tensors."""
     each, rest = total // replicas, total % replicas
     least = min if isinstance(total, int) else tf.minimum
-
-    def begin(replica: int) -> Any:
-        if replica in (0, replicas):
-            return total if replica else 0
-        return replica * each + least(replica, rest)
-
-    return [begin(replica) for replica in of]
+    return [replica * each + least(replica, rest) for replica in of]
 
 
 def _with_stand_in(begin: Any, end: Any, held: Any) -> tuple[Any, Any]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, final
 
 import keras
@@ -37,10 +38,9 @@ def calls(
         return call(*args, **kwargs)
     trainer.require_passes()
     trainer.ensure_built(args[0])
-    divided = _Divided(given, first)
-    one = _Pass(model, call, divided)
-    outputs = _Passes(one, divided, most).outputs(*divided.rows, *one.weights)
-    return one.structured(outputs)
+    divided, examples = _Rows(given, partial(_has_rows, count=count)), tf.shape(first)[0]
+    _require_rows(divided.tensors, examples, "inputs")
+    return _Passes(model, call, divided, examples, most).run()
 
 
 @final
@@ -48,68 +48,101 @@ class _PassScope(keras.StatelessScope):
     """The scope in which a pass calls the model, and by which such a call is recognized."""
 
 
-class _Divided:
-    """The arguments of a call, of which those with one row per example are divided into passes.
+class _Rows:
+    """The tensors of a structure that have one row per example, and the masks of these tensors.
 
     Attributes:
-        count: The number of examples, as an integer tensor.
-        rows: The tensors that have that many rows.
+        tensors: The tensors, followed by their masks.
     """
 
-    def __init__(self, given: Arguments, first: tf.Tensor) -> None:
-        self._given, self._leaves = given, flatten(given)
-        self._places = [
-            place for place, leaf in enumerate(self._leaves) if _has_rows(leaf, first.shape[0])
-        ]
-        self.count = tf.shape(first)[0]
-        leaves: list[Any] = [self._leaves[place] for place in self._places]
-        _require_rows(leaves, self.count, "inputs")
-        self.rows, self._masked = _with_masks(leaves)
+    def __init__(self, structure: Any, has_rows: Callable[[Any], bool]) -> None:
+        self._structure, self._leaves = structure, flatten(structure)
+        self._places = [place for place, leaf in enumerate(self._leaves) if has_rows(leaf)]
+        masks = {place: keras_compat.get_keras_mask(self._leaves[place]) for place in self._places}
+        known = {place: mask for place, mask in masks.items() if mask is not None}
+        self._masked = list(known)
+        self.tensors = [*(self._leaves[place] for place in self._places), *known.values()]
 
-    def with_rows(self, rows: Sequence[Any]) -> Arguments:
-        """Returns the arguments with these rows in place of their own."""
-        leaves = list(self._leaves)
-        for place, leaf in zip(self._places, _masked(rows, self._masked), strict=True):
-            leaves[place] = leaf
-        return pack(self._given, leaves)
+    def packed(self, tensors: Iterable[Any]) -> Any:
+        """Returns the structure with other tensors, which have the masks that follow them."""
+        leaves, given = list(self._leaves), iter(tensors)
+        for place in self._places:
+            leaves[place] = next(given)
+        for place in self._masked:
+            keras_compat.set_keras_mask(leaves[place], next(given))
+        return pack(self._structure, leaves)
 
 
-class _Pass:
-    """The call of a model as a function of only rows and weights.
+@final
+class _Passes:
+    """The passes of one call of a model, which all have the same number of rows.
 
-    Attributes:
-        weights: The values of the trainable variables.
-        outputs: A function of rows and weights, which returns the outputs for the rows and their
-            masks.
+    If rows are missing in the last pass, the last row is repeated. The outputs of repeated rows are
+    left out, so that their gradients are 0.
     """
 
-    def __init__(self, model: Any, call: Callable[..., Any], divided: _Divided) -> None:
-        self._model, self._call, self._divided = model, call, divided
-        self._form: Any = None
-        self._masked: list[int] = []
-        self._terms: list[Terms | None] = []
-        self.weights = _values(model.trainable_variables)
+    # What the model returned when a pass was traced.
+    _form: _Rows
+    # For each weight, of which terms its gradient consists; None for a weight without a gradient.
+    _terms: Sequence[Terms | None] = ()
+
+    def __init__(
+        self, model: Any, call: Callable[..., Any], divided: _Rows, examples: tf.Tensor, most: int
+    ) -> None:
+        self._model, self._call, self._divided, self._count = model, call, divided, examples
+        self._number = -(-examples // most)
+        self._size = -(-examples // self._number)
+        self._weights = _values(model.trainable_variables)
         self._state = _values(model.non_trainable_variables)
-        rows = [tf.TensorSpec([None, *one.shape[1:]], one.dtype) for one in divided.rows]
-        self._specs = rows, [tf.TensorSpec(one.shape, one.dtype) for one in self.weights]
-        self.outputs: Any = _trace(self._outputs, *self._specs)
+        weights = [tf.TensorSpec(one.shape, one.dtype) for one in self._weights]
+        self._specs = _of_any_size(divided.tensors), weights
+        self._pass = _trace(self._outputs_of_pass, *self._specs)
 
-    def gradients(self) -> Any:
-        """Returns a function of rows, weights, and gradients of the outputs that are floats.
+    def run(self) -> Any:
+        """Makes the passes; returns what the model returns for all rows."""
+        outputs: Any = tf.custom_gradient(self._outputs)
+        return self._form.packed(outputs(*self._divided.tensors, *self._weights))
 
-        This function returns two lists for `assembled`: values to join over the passes, and values
-        to add up.
-        """
-        outputs = _floats(self.outputs.structured_outputs)
-        upstream = [tf.TensorSpec([None, *one.shape[1:]], one.dtype) for one in outputs]
-        return _trace(self._gradients, *self._specs, upstream)
+    def _outputs(self, *given: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., list[Any]]]:
+        inputs = len(self._divided.tensors)
+        rows, weights = list(given[:inputs]), list(given[inputs:])
 
-    def assembled(self, joined: Sequence[Any], added: Sequence[Any]) -> list[Any]:
-        """Returns, for all passes, the gradients of weights and of the rows that are floats."""
-        joined, added = list(joined), list(added)
-        inputs = len(_floats(self._divided.rows))
-        found, joined = joined[:inputs], joined[inputs:]
-        for weight, terms in zip(self.weights, self._terms, strict=True):
+        def make(number: tf.Tensor) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+            return self._pass(self._of_pass(rows, number), weights), []
+
+        joined, _ = self._loop(make, self._pass.structured_outputs, [])
+        outputs = [one[: self._count] for one in joined]
+
+        def gradients(*upstream: tf.Tensor) -> list[Any]:
+            pairs = zip(outputs, upstream, strict=True)
+            own = [one for output, one in pairs if output.dtype.is_floating]
+            found = iter(self._gradients(rows, weights, own))
+            return [next(found) if one.dtype.is_floating else None for one in given]
+
+        return outputs, gradients
+
+    def _gradients(
+        self, rows: list[tf.Tensor], weights: list[tf.Tensor], upstream: list[tf.Tensor]
+    ) -> list[Any]:
+        """Returns the gradients of the rows that are floats, and of the weights."""
+        specs = _of_any_size(_floats(self._pass.structured_outputs))
+        function = _trace(self._gradients_of_pass, *self._specs, specs)
+        missing = self._number * self._size - self._count
+        upstream = [
+            tf.concat([one, tf.zeros([missing, *tf.unstack(tf.shape(one)[1:])], one.dtype)], 0)
+            for one in upstream
+        ]
+
+        def make(number: tf.Tensor) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+            begin = number * self._size
+            own = [one[begin : begin + self._size] for one in upstream]
+            return function(self._of_pass(rows, number), weights, own)
+
+        joined, added = self._loop(make, *function.structured_outputs)
+        inputs = len(_floats(rows))
+        found: list[Any] = [one[: self._count] for one in joined[:inputs]]
+        joined = joined[inputs:]
+        for weight, terms in zip(weights, self._terms, strict=True):
             if terms is None:
                 found.append(None)
                 continue
@@ -123,38 +156,64 @@ class _Pass:
             found.append(terms.gradient(sums))
         return found
 
-    def structured(self, leaves: list[tf.Tensor]) -> Any:
-        """Returns outputs in the structure that the model returns, with their masks."""
-        given = iter(_masked(leaves, self._masked))
-        form = [leaf if leaf is None else next(given) for leaf in flatten(self._form)]
-        return pack(self._form, form)
+    def _loop(
+        self,
+        make: Callable[[tf.Tensor], tuple[Any, Any]],
+        joined: Sequence[tf.Tensor],
+        added: Sequence[tf.Tensor],
+    ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+        """Calls `make` with the number of each pass, and combines what it returns.
 
-    def _outputs(self, rows: list[tf.Tensor], weights: list[tf.Tensor]) -> list[tf.Tensor]:
+        `make` returns two lists, of tensors like `joined` and like `added`. The first list's
+        tensors are concatenated over the passes, and those of the second list are added up.
+        """
+
+        def body(number: tf.Tensor, arrays: Any, sums: Any) -> tuple[Any, Any, Any]:
+            rows, terms = make(number)
+            arrays = [array.write(number, one) for array, one in zip(arrays, rows, strict=True)]
+            sums = [total + one for total, one in zip(sums, terms, strict=True)]
+            return number + 1, arrays, sums
+
+        arrays = [
+            tf.TensorArray(one.dtype, self._number, element_shape=[None, *one.shape[1:]])
+            for one in joined
+        ]
+        begun = 0, arrays, [tf.zeros(one.shape, one.dtype) for one in added]
+        _, arrays, sums = tf.while_loop(
+            lambda number, *_: number < self._number, body, begun, parallel_iterations=1
+        )
+        return list(map(_concatenated, arrays)), sums
+
+    def _of_pass(self, rows: Sequence[Any], number: tf.Tensor) -> list[tf.Tensor]:
+        places = tf.minimum(number * self._size + tf.range(self._size), self._count - 1)
+        return [tf.gather(one, places) for one in rows]
+
+    def _outputs_of_pass(self, rows: list[tf.Tensor], weights: list[tf.Tensor]) -> list[tf.Tensor]:
         model = self._model
         variables = model.trainable_variables + model.non_trainable_variables
         values = zip(variables, [*weights, *self._state], strict=True)
         with _PassScope(list(values), collect_losses=True) as scope:
-            self._form = self._divided.with_rows(rows).call(self._call)
+            outputs = self._divided.packed(rows).call(self._call)
             after = map(scope.get_current_value, model.non_trainable_variables)
             changed = map(operator.is_not, self._state, after)
             passes.require_nothing_kept(model, changed, model.losses)
             if scope.state_mapping.keys() - set(map(id, variables)):
                 raise passes.refused("a call that updates a metric")
-        leaves = [leaf for leaf in flatten(self._form) if leaf is not None]
-        for leaf in leaves:
+        self._form = _Rows(outputs, lambda leaf: leaf is not None)
+        for leaf in self._form.tensors:
             if not _has_rows(leaf, None):
                 raise passes.refused(f"an output of shape {leaf.shape}")
-        _require_rows(leaves, tf.shape(rows[0])[0], "outputs")
-        found, self._masked = _with_masks(leaves)
-        return found
+        _require_rows(self._form.tensors, tf.shape(rows[0])[0], "outputs")
+        return self._form.tensors
 
-    def _gradients(
+    def _gradients_of_pass(
         self, rows: list[tf.Tensor], weights: list[tf.Tensor], upstream: list[tf.Tensor]
     ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+        """Returns two lists: values to join over the passes, and values to add up."""
         inputs = _floats(rows)
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch([inputs, weights])
-            outputs = _floats(self._outputs(rows, weights))
+            outputs = _floats(self._outputs_of_pass(rows, weights))
         gradients: Any = tape.gradient(outputs, [inputs, weights], upstream)
         of_inputs, found = gradients
         joined = [
@@ -163,10 +222,10 @@ class _Pass:
         ]
         lookups = Lookups(rows, 0, 1)
         added: list[tf.Tensor] = []
-        self._terms = []
+        terms_of_weights: list[Terms | None] = []
         for gradient, weight in zip(found, weights, strict=True):
             terms = None if gradient is None else _outside(lookups.terms(gradient), weight)
-            self._terms.append(terms)
+            terms_of_weights.append(terms)
             for term, indices in (
                 () if terms is None else zip(terms.added, terms.indices, strict=True)
             ):
@@ -175,78 +234,8 @@ class _Pass:
                 else:
                     shape = weight.shape if indices is None else [len(indices), *weight.shape[1:]]
                     added.append(tf.ensure_shape(term, shape))
+        self._terms = terms_of_weights
         return joined, added
-
-
-class _Passes:
-    """Passes that all have the same number of rows.
-
-    If rows are missing in the last pass, the last row is repeated. The outputs of repeated rows are
-    left out, so that their gradients are 0.
-    """
-
-    def __init__(self, one: _Pass, divided: _Divided, most: int) -> None:
-        self._pass, self._divided, self._count = one, len(divided.rows), divided.count
-        self._number = -(-self._count // most)
-        self._size = -(-self._count // self._number)
-        self.outputs = tf.custom_gradient(self._outputs)
-
-    def _outputs(self, *given: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., list[Any]]]:
-        rows, weights = list(given[: self._divided]), list(given[self._divided :])
-        function = self._pass.outputs
-
-        def make(number: tf.Tensor, arrays: list[tf.TensorArray]) -> tuple[Any, Any]:
-            outputs = function(self._of_pass(rows, number), weights)
-            return number + 1, _written(arrays, number, outputs)
-
-        begun = 0, self._arrays(function.structured_outputs)
-        _, arrays = tf.while_loop(self._has_more, make, begun, parallel_iterations=1)
-        outputs = [_joined(array)[: self._count] for array in arrays]
-
-        def gradients(*upstream: tf.Tensor) -> list[Any]:
-            pairs = zip(outputs, upstream, strict=True)
-            own = [one for output, one in pairs if output.dtype.is_floating]
-            found = iter(self._gradients(rows, weights, own))
-            return [next(found) if one.dtype.is_floating else None for one in given]
-
-        return outputs, gradients
-
-    def _gradients(
-        self, rows: list[tf.Tensor], weights: list[tf.Tensor], upstream: list[tf.Tensor]
-    ) -> list[Any]:
-        function = self._pass.gradients()
-        joined, added = function.structured_outputs
-        missing = self._number * self._size - self._count
-        upstream = [
-            tf.concat([one, tf.zeros([missing, *tf.unstack(tf.shape(one)[1:])], one.dtype)], 0)
-            for one in upstream
-        ]
-
-        def make(number: tf.Tensor, arrays: Any, sums: Any) -> tuple[Any, Any, Any]:
-            begin = number * self._size
-            own = [one[begin : begin + self._size] for one in upstream]
-            joined, added = function(self._of_pass(rows, number), weights, own)
-            sums = [total + one for total, one in zip(sums, added, strict=True)]
-            return number + 1, _written(arrays, number, joined), sums
-
-        begun = 0, self._arrays(joined), [tf.zeros(one.shape, one.dtype) for one in added]
-        _, arrays, sums = tf.while_loop(self._has_more, make, begun, parallel_iterations=1)
-        found = self._pass.assembled(list(map(_joined, arrays)), sums)
-        inputs = len(_floats(rows))
-        return [one[: self._count] for one in found[:inputs]] + found[inputs:]
-
-    def _has_more(self, number: tf.Tensor, *_: object) -> tf.Tensor:
-        return number < self._number
-
-    def _of_pass(self, rows: Sequence[Any], number: tf.Tensor) -> list[tf.Tensor]:
-        places = tf.minimum(number * self._size + tf.range(self._size), self._count - 1)
-        return [tf.gather(one, places) for one in rows]
-
-    def _arrays(self, like: Sequence[Any]) -> list[tf.TensorArray]:
-        return [
-            tf.TensorArray(one.dtype, self._number, element_shape=[None, *one.shape[1:]])
-            for one in like
-        ]
 
 
 def _trace(function: Callable[..., Any], *specs: Any) -> Any:
@@ -254,16 +243,15 @@ def _trace(function: Callable[..., Any], *specs: Any) -> Any:
     return traced.get_concrete_function(*specs)
 
 
-def _written(
-    arrays: Sequence[tf.TensorArray], number: tf.Tensor, values: Sequence[Any]
-) -> list[tf.TensorArray]:
-    return [array.write(number, one) for array, one in zip(arrays, values, strict=True)]
-
-
-def _joined(array: tf.TensorArray) -> tf.Tensor:
+def _concatenated(array: tf.TensorArray) -> tf.Tensor:
     """Returns the rows of all passes, concatenated."""
     parts = array.stack()
     return tf.reshape(parts, tf.concat([[-1], tf.shape(parts)[2:]], 0))
+
+
+def _of_any_size(tensors: Iterable[Any]) -> list[tf.TensorSpec]:
+    """Returns the types and shapes of tensors, for any number of rows."""
+    return [tf.TensorSpec([None, *one.shape[1:]], one.dtype) for one in tensors]
 
 
 def _floats(tensors: Iterable[Any]) -> list[Any]:
@@ -282,21 +270,6 @@ def _outside(terms: Terms, weight: tf.Tensor) -> Terms:
 
 def _values(variables: Sequence[keras.Variable]) -> list[tf.Tensor]:
     return [tf.convert_to_tensor(one.value) for one in variables]
-
-
-def _with_masks(leaves: list[tf.Tensor]) -> tuple[list[tf.Tensor], list[int]]:
-    """Returns tensors followed by their masks, and which of the tensors have a mask."""
-    masks = {index: keras_compat.get_keras_mask(leaf) for index, leaf in enumerate(leaves)}
-    known = {index: mask for index, mask in masks.items() if mask is not None}
-    return [*leaves, *known.values()], list(known)
-
-
-def _masked(found: Sequence[tf.Tensor], masked: list[int]) -> list[tf.Tensor]:
-    """Gives tensors the masks that follow them in a list; returns the tensors."""
-    count = len(found) - len(masked)
-    for index, mask in zip(masked, found[count:], strict=True):
-        keras_compat.set_keras_mask(found[index], mask)
-    return list(found[:count])
 
 
 def _require_rows(leaves: Sequence[tf.Tensor], count: tf.Tensor, what: str) -> None:

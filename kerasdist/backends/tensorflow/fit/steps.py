@@ -7,7 +7,7 @@ import math
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, final
+from typing import Any, final
 
 import keras
 import tensorflow as tf
@@ -15,6 +15,7 @@ import tensorflow as tf
 from kerasdist import keras_compat
 from kerasdist.agreement.batches import beginnings
 from kerasdist.backends.base import metering
+from kerasdist.backends.base.interface import ReplicaSet
 from kerasdist.backends.tensorflow.fit.batches import (
     OwnRows,
     PlacedBatch,
@@ -27,20 +28,14 @@ from kerasdist.backends.tensorflow.replica.values import concat
 from kerasdist.check.first_batch import FirstBatchCheck
 from kerasdist.core.context import current
 
-if TYPE_CHECKING:
-    from kerasdist.backends.tensorflow.replica.replicas import TensorFlowReplicaSet
-
 # The iterators from which a graph can read batches.
 ITERATORS = (tf.data.Iterator, PlacedIterator)
 
 
 def compiled(function: Callable[..., Any], *, eagerly: bool) -> Callable[..., Any]:
     """Compiles a function in such a way that only the second batch size causes a new trace."""
-    if eagerly:
-        return function
     # In Keras's own steps AutoGraph does not convert user code either.
-    function = tf.autograph.experimental.do_not_convert(function)
-    return tf.function(function, reduce_retracing=True)
+    return function if eagerly else tf.function(function, reduce_retracing=True, autograph=False)
 
 
 @final
@@ -165,7 +160,7 @@ def _tensors(batch: object) -> list[tf.Tensor]:
     return [one for one in parts if tf.is_tensor(one)]
 
 
-def _require_equal_beginnings(replica_set: TensorFlowReplicaSet, first: object) -> None:
+def _require_equal_beginnings(replica_set: ReplicaSet, first: object) -> None:
     """Compares a batch's first rows over the workers, if it is the first of an iteration."""
     if any(leaf.shape.rank and leaf.shape[0] for leaf in keras.tree.flatten(first)):
         replica_set.first_batches.name(first)
@@ -215,7 +210,7 @@ class FirstStepChecked:
             self._check.look(batch, size)
 
     def goes_on(self, iterator: Any) -> None:
-        """Notes that an epoch goes on in this iterator; its first batches came in another one."""
+        """Records that the epoch continues in this iterator, after batches of another one."""
         self._iterator = weakref.ref(iterator)
 
     def _ends_epoch(self, iterator: Any) -> bool:
@@ -248,7 +243,7 @@ class RowsFound:
             return self.function(iterator)
         before = trainer.most_rows
         batches = _looked_at(iterator, model.steps_per_execution, trainer.find_rows)
-        if trainer.most_rows != before:  # a trace for any size would take no passes
+        if trainer.most_rows != before:  # a function traced earlier would make no passes
             model.make_train_function(force=True)
             model.train_function = model.train_function.function
         function = model.train_function
@@ -264,7 +259,7 @@ def _looked_at(iterator: Any, count: int, look: Callable[[Any, int], None]) -> A
     for batch in map(on_host, batches):
         look(batch, int(batch.total) if isinstance(batch, OwnRows) else metering.rows_of(batch))
     if not batches:
-        return iterator  # from which a step raises an error at the end of the data
+        return iterator  # the next step raises the error for the end of the data
     if isinstance(iterator, PlacedIterator):
         return iterator.over(batches)
     if isinstance(iterator, tf.data.Iterator):
@@ -273,14 +268,7 @@ def _looked_at(iterator: Any, count: int, look: Callable[[Any, int], None]) -> A
 
 
 def _batches(iterator: Any) -> Iterator[Any]:
-    if not isinstance(iterator, ITERATORS):
-        yield from map(as_tensors, iterator)
-        return
-    while True:
-        batch = iterator.get_next_as_optional()
-        if not batch.has_value():
-            return
-        yield batch.get_value()
+    return iterator if isinstance(iterator, ITERATORS) else map(as_tensors, iterator)
 
 
 @final

@@ -45,7 +45,6 @@ from kerasdist.training.passes import refused
 from kerasdist.training.trainer import Original, ReplicatedTrainer
 
 if TYPE_CHECKING:
-    from kerasdist.backends.tensorflow.replica.replicas import TensorFlowReplicaSet
     from kerasdist.backends.tensorflow.workers.group import Group
 
 
@@ -103,20 +102,8 @@ class PlacedTrainer(_InPasses):
                 _build_from(self.model, spec)
 
     def make_train_function(self, original: Original, force: bool = False) -> Any:
-        """Makes Keras's own train function, which then reports its steps to a meter, if any."""
-        model = self.model
-        if model.train_function is not None and not force:
-            return self._finding_rows()
-        original(force)
-        function = self._in_strategy(model.train_function)
-
-        def metered(iterator: object) -> Any:
-            logs = function(iterator)
-            if current.meter is not None:
-                current.meter.done(model.steps_per_execution, None, logs)
-            return logs
-
-        model.train_function = metered
+        """Makes Keras's own function, which runs in the strategy and reports to a meter, if any."""
+        self._made("train_function", original, force)
         return self._finding_rows()
 
     def make_test_function(self, original: Original, force: bool = False) -> Any:
@@ -128,32 +115,32 @@ class PlacedTrainer(_InPasses):
         return self._made("predict_function", original, force)
 
     def _made(self, name: str, original: Original, force: bool) -> Any:
-        if getattr(self.model, name) is None or force:
+        model = self.model
+        if getattr(model, name) is None or force:
             original(force)
-            setattr(self.model, name, self._in_strategy(getattr(self.model, name)))
-        return getattr(self.model, name)
+            function = getattr(model, name)
 
-    def _in_strategy(self, function: Any) -> Callable[[object], Any]:
-        def run(data: object) -> Any:
-            with whole_step(self.strategy):
-                return function(data)
+            def run(data: object) -> Any:
+                with whole_step(self.strategy):
+                    done = function(data)
+                if current.meter is not None and name == "train_function":
+                    current.meter.done(model.steps_per_execution, None, done)
+                return done
 
-        return run
+            setattr(model, name, run)
+        return getattr(model, name)
 
 
 @final
 class TensorFlowTrainer(_InPasses):
     """Divides each batch over the replicas and runs the model's own step on every local batch."""
 
-    if TYPE_CHECKING:
-        replicas: TensorFlowReplicaSet
-
     # How many batches the data of the last call had; None if that is not known.
     _batches_of_call: int | None = None
     _kept_in_predict: KeptState | None = None
 
     @staticmethod
-    def prepare_other(model: Any, replicas: TensorFlowReplicaSet) -> None:
+    def prepare_other(model: Any, replicas: Any) -> None:
         """Mirrors the variables of a model and its optimizer that are not mirrored yet."""
         take_on(model, replicas)
         optimizer = model.optimizer if model.compiled else None
@@ -228,7 +215,7 @@ class TensorFlowTrainer(_InPasses):
             if not own:  # a user-defined step may have built layers just now
                 self._mark_equal_statistics()
             if self._group.is_of_workers:
-                read[:] = self._costly()
+                read[:] = self._find_unsummed()
             return logs, collectives_here().end_step(read)
 
         # In Keras's own step, no code after the optimizer's update reads the updated variables. So
@@ -277,7 +264,7 @@ class TensorFlowTrainer(_InPasses):
                 statistics_of([self.model, *keras_compat.flat_layers(self.model)])
             )
 
-    def _costly(self) -> list[keras.Variable]:
+    def _find_unsummed(self) -> list[keras.Variable]:
         """Returns the variables that can be read only by a sum over the workers."""
         known = [v for metric in metrics_of(self.model) for v in metric.variables]
         every = {id(variable): variable for variable in [*known, *self.model.variables]}
@@ -360,7 +347,7 @@ def _require_no_state_of_rows(model: keras.Model) -> None:
     for layer in keras_compat.flat_layers(model):
         if isinstance(layer, keras.layers.RNN) and layer.stateful:
             raise UnsupportedError(
-                "Expected layers without a state of each row, of which a replica has a part. "
+                "Expected layers that keep no state of rows: a replica has only some of the rows. "
                 f"Received: layer={layer.name!r} with stateful=True. Set KERAS_BACKEND=jax, on "
                 "which it works, or use kerasdist.OneDeviceStrategy."
             )

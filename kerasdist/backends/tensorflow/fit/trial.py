@@ -22,7 +22,12 @@ from kerasdist.backends.tensorflow.fit.batches import (
     none_for_optional,
 )
 from kerasdist.backends.tensorflow.private.scopes import outside_strategies
-from kerasdist.backends.tensorflow.private.strategies import SharedSum, plain_copy, replicated_copy
+from kerasdist.backends.tensorflow.private.strategies import (
+    SharedSum,
+    is_distributed,
+    plain_copy,
+    replicated_copy,
+)
 from kerasdist.backends.tensorflow.replica.variables import copies
 from kerasdist.core.context import current
 from kerasdist.errors import ShapeError
@@ -43,7 +48,7 @@ keras_compat.install(draw=_draw)
 
 
 class TensorFlowTrial(Trial):
-    """A trial whose copies are plain variables on one device, distributed ones on the replicas."""
+    """A trial, whose copies of variables are plain on one device, and distributed on replicas."""
 
     @staticmethod
     def first_rows(batch: Any, count: int) -> Any:
@@ -108,9 +113,12 @@ class TensorFlowTrial(Trial):
         if own is None:
             return None
         with tf.init_scope(), outside_strategies():
-            if not self._alone:
+            if self._alone:
+                return plain_copy(copies(own)[0], _whole(variable, own))
+            if is_distributed(own):
                 return replicated_copy(own)
-            return plain_copy(copies(own)[0], _whole(variable, own))
+            with tf.device(own.device):
+                return plain_copy(own, own.read_value())
 
     def write(self, variable: keras.Variable, value: Any) -> None:
         """Assigns to the copy of a variable; in a replica, as replica code assigns."""

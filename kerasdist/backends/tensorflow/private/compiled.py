@@ -43,15 +43,8 @@ def uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
     code: Any = function.python_function  # type: ignore[attr-defined]
     if not internals.FUNCTION_AUTOGRAPH.of(function):
         return code
-    converted = internals.CONVERTED_FUNCTION.get()(code)
-    enabled = internals.CONTROL_STATUS_CONTEXT.get()
-    status = internals.STATUS_ENABLED.get()
-
-    def uncompiled_code(*args: object, **kwargs: object) -> Any:
-        with enabled(status):
-            return converted(*args, **kwargs)
-
-    return uncompiled_code
+    enabled = internals.CONTROL_STATUS_CONTEXT.get()(internals.STATUS_ENABLED.get())
+    return internals.CONVERT.get()(code, enabled, user_requested=True)
 
 
 def asks_for_xla(function: Callable[..., Any]) -> bool:

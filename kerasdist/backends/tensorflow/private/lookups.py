@@ -19,11 +19,12 @@ import numpy as np
 import tensorflow as tf
 
 from kerasdist.backends.tensorflow.internals import ADD_OP_CALLBACK, REMOVE_OP_CALLBACK
-from kerasdist.backends.tensorflow.private.strategies import mirrored
+from kerasdist.backends.tensorflow.private.strategies import components, mirrored
 
 # Parts of the names of operations that return different values on each replica.
 _DIFFERENT = ("Random", "Stateless", "Sampler", "Multinomial", "TruncatedNormal", "PyFunc", "Iter")
-# Stands for an operation that makes integers from floats eagerly: mostly tokens, not positions.
+# Stands for an eager operation that makes integers from floats. Such integers count as tokens of
+# the batch, because positions are rarely made from floats.
 _OF_FLOATS = "Floats"
 
 
@@ -47,10 +48,7 @@ class Terms:
         """Returns the gradient for given sums of the terms, with a component on each device."""
         if self.dense_shape is None:
             return merged(sums[0]) if self.is_merged else sums[0]
-        held = [
-            one.values if isinstance(one, tf.distribute.DistributedValues) else (one,)
-            for one in sums
-        ]
+        held = list(map(components, sums))
         parts = [
             self._slices([one[index % len(one)] for one in held])
             for index in range(max(map(len, held)))

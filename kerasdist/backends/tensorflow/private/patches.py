@@ -85,5 +85,5 @@ def _truth(variable: Any) -> bool:
 
 
 def _is_of_no_trial(record: logging.LogRecord) -> bool:
-    """Filters out, in a trial, TensorFlow's warning about eager replicas: a trial runs eagerly."""
+    """Returns False for TensorFlow's warning about eager replicas in a trial, which is eager."""
     return current.trial is None or "eagerly has significant overhead" not in str(record.msg)

@@ -57,7 +57,7 @@ def can_prefetch(spec: object) -> bool:
 
 
 def in_a_row(elements: Sequence[Any], spec: object = None) -> tf.data.Dataset:
-    """Returns a dataset of the elements; `spec` may leave sizes open that the elements have."""
+    """Returns a dataset of the elements; `spec` may leave out sizes that are known here."""
 
     def of_one(element: object) -> tf.data.Dataset:
         dataset = tf.data.Dataset.from_tensors(element)

@@ -35,7 +35,7 @@ class NativeScope(context.Placement):
         self._scope.__exit__(*(error or (None, None, None)))
 
     def renew(self) -> None:
-        """Enters the scope, on the default graph of the moment."""
+        """Enters the scope on the current default graph."""
         self._scope = self._native_strategy.scope()
         self._scope.__enter__()
 

@@ -23,10 +23,6 @@ _Native: Any = object
 # How many collective keys are reserved for a strategy; it needs one for each group of devices.
 KEYS_OF_A_STRATEGY = 100_000
 
-# The attributes that `SharedSum` adds to TensorFlow's variables.
-_OWN = ("is_equal", "known")
-
-
 # The name of the workers' job in TensorFlow's description of the cluster.
 _JOB = "worker"
 
@@ -86,15 +82,12 @@ def mirrored(parts: Sequence[Any]) -> Any:
 
 def is_distributed(variable: object) -> bool:
     """Returns whether a native variable was made by a strategy."""
-    return isinstance(variable, tf.distribute.DistributedValues) or _is_central(variable)
+    return isinstance(variable, tf.Variable) and hasattr(variable, "distribute_strategy")
 
 
-def _is_central(variable: object) -> bool:
-    """Returns whether a native variable is the single copy of a central storage strategy."""
-    is_one = isinstance(variable, tf.Variable) and not isinstance(
-        variable, tf.distribute.DistributedValues
-    )
-    return is_one and hasattr(variable, "distribute_strategy")
+def components(held: Any) -> Sequence[Any]:
+    """Returns the components that this process has of a native variable or another value."""
+    return held.values if isinstance(held, tf.distribute.DistributedValues) else (held,)
 
 
 @contextmanager
@@ -124,23 +117,22 @@ def plain_copy(variable: Any, value: tf.Tensor) -> tf.Variable:
 
 
 def replicated_copy(variable: Any) -> Any:
-    """Returns a copy of a strategy's variable, with the same value on each device."""
-    if _is_central(variable):
-        return type(variable)(
-            variable.distribute_strategy, _copy(variable.get()), variable.aggregation
+    """Returns a copy of a strategy's variable, whose components have the same values."""
+    parts = components(variable)
+    with variable.distribute_strategy.scope():
+        copy: Any = tf.Variable(
+            parts[0].read_value(),
+            trainable=variable.trainable,
+            synchronization=variable.synchronization,
+            aggregation=variable.aggregation,
+            name="copy",
         )
-    if not isinstance(variable, tf.distribute.DistributedValues):
-        return _copy(variable)
-    parts = [_copy(one) for one in variable.values]
-    policy = internals.VARIABLE_POLICY.of(variable)
-    copy = type(variable)(variable.distribute_strategy, parts, variable.aggregation, policy)
-    vars(copy).update({name: one for name, one in vars(variable).items() if name in _OWN})
+        for own, part in zip(components(copy), parts, strict=True):
+            own.assign(part.read_value())
+    internals.UNIQUE_ID.set(components(copy)[0], internals.UNIQUE_ID.of(variable))
+    if isinstance(copy, SharedSum):
+        copy.known, copy.is_equal = variable.known, variable.is_equal
     return copy
-
-
-def _copy(variable: Any) -> tf.Variable:
-    with tf.device(variable.device):
-        return plain_copy(variable, variable.read_value())
 
 
 def has_started() -> bool:
@@ -291,7 +283,6 @@ class WorkersStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         )
         extended = extended_class(self, resolver, _native(options), devices)
         tf.distribute.Strategy.__init__(self, extended)
-        self.num_workers = len(addresses)
         self.replicas_are_known: Callable[[], bool] = lambda: True
         self.group_key = group_key(WorkersStrategy)
 

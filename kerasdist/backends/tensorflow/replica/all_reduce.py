@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 import tensorflow as tf
 
 from kerasdist.api.options import CommunicationImplementation, CommunicationOptions
+from kerasdist.backends.base.collectives import DEFAULT_COMMUNICATION
+from kerasdist.backends.tensorflow.fit.batches import HOST
 from kerasdist.errors import UnsupportedError
 from kerasdist.job.collectives import CollectiveLog, described
+
+if TYPE_CHECKING:
+    from kerasdist.job.job import Job
 
 # The tensors of a value, one per lane. A lane is a participant of a collective: one device of this
 # process, or the process itself if its devices share memory.
@@ -19,8 +24,6 @@ Column = Sequence[tf.Tensor]
 # The most bytes that GPUs sum by one collective. The limit lets gradients of the last layers be
 # sent while the first layers still compute theirs. PyTorch's limit is 25 MiB.
 GPU_PACK_BYTES = 32 * 2**20
-
-_HOST = "/device:CPU:0"
 
 # The types that TensorFlow's collectives support.
 _TRAVELLING = (tf.bfloat16, tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)
@@ -37,28 +40,30 @@ class AllReduce:
     def __init__(
         self,
         devices: Sequence[str],
-        *,
-        workers: int,
         key: int,
-        seconds_to_wait: Callable[[], float] = lambda: 0.0,
-        collectives: CollectiveLog | None = None,
+        job: Job | None = None,
+        communication: CommunicationOptions = DEFAULT_COMMUNICATION,
     ) -> None:
-        """Prepares sums over `workers` processes with equal numbers of lanes, as the group `key`.
+        """Prepares sums over the job's workers, which have equal numbers of lanes.
 
-        `collectives` records the sums as they start.
+        `key` is the number of the group, and `communication` how sums without options of their own
+        communicate.
         """
         self.devices = devices
-        self._lanes = workers * len(devices)
+        self._lanes = len(devices) * (1 if job is None else job.num_workers)
         self._key = key
-        self._seconds_to_wait = seconds_to_wait
-        self.is_recorded = collectives is not None
-        self._collectives = collectives
+        self._job = job
+        self._communication = communication
+        self._collectives = None if job is None else job.collectives
+        self.is_recorded = self._collectives is not None
         self._orders = self._on_lanes(lambda: tf.Variable(tf.zeros([]), trainable=False))
         self._one_at_a_time = threading.Lock()
         self._in_one_call = tf.function(self._in_graph, reduce_retracing=True, autograph=False)
 
     def sums(self, columns: Sequence[Column], options: CommunicationOptions) -> list[Column]:
         """Returns the sum of each of several values over the lanes of all workers."""
+        if options is DEFAULT_COMMUNICATION:
+            options = self._communication
         results: list[Column] = [[]] * len(columns)
         bytes_per_pack = options.bytes_per_pack or (GPU_PACK_BYTES if _on_gpus(self.devices) else 0)
         for pack in _packs(columns, bytes_per_pack):
@@ -85,7 +90,7 @@ class AllReduce:
             sizes = [one.shape.num_elements() or tf.size(one) for one in tensors]
             flat = [total] if len(tensors) == 1 else tf.split(total, sizes)
             return [
-                tf.ensure_shape(tf.reshape(part, _shape(one)), one.shape)
+                tf.ensure_shape(tf.reshape(part, tf.shape(one)), one.shape)
                 for part, one in zip(flat, tensors, strict=True)
             ]
 
@@ -104,7 +109,7 @@ class AllReduce:
     ) -> list[tf.Tensor]:
         """Returns the sum of all workers' vectors, on each lane."""
         hint = communication_hint(options, self.devices)
-        seconds = options.timeout_seconds or self._seconds_to_wait()
+        seconds = self._seconds_to_wait(options)
         placed = self._on_lanes(tf.identity, vectors)
         if self._collectives is not None:
             placed = self._recorded(placed, self._collectives)
@@ -116,6 +121,19 @@ class AllReduce:
             with self._one_at_a_time:  # otherwise devices could mix up the sums of two threads
                 return together(placed, hint, seconds)
         return self._in_graph(placed, hint, seconds)
+
+    def _seconds_to_wait(self, options: CommunicationOptions) -> float:
+        """Returns a collective's time-out: 0 (none) if the job itself watches the call.
+
+        For each collective with a time-out, TensorFlow starts two threads that sleep until the
+        time-out is over, even if the collective is done before. With 50 steps a second and
+        time-outs of 10 minutes that makes 60,000 threads, which kill the process (seen with 2.21,
+        base_collective_executor.cc).
+        """
+        if options is not self._communication and options.timeout_seconds:
+            return options.timeout_seconds
+        is_watched = self._job is None or self._job.is_watched
+        return 0.0 if is_watched else self._communication.timeout_seconds or 0.0
 
     def _recorded(self, vectors: Sequence[tf.Tensor], log: CollectiveLog) -> list[tf.Tensor]:
         """Returns the vectors, which become available only after their collective was recorded.
@@ -130,7 +148,7 @@ class AllReduce:
             log.add(f"{entry}, {size} numbers")
             return []
 
-        with tf.control_dependencies([first, order.read_value()]), tf.device(_HOST):
+        with tf.control_dependencies([first, order.read_value()]), tf.device(HOST):
             recorded = tf.numpy_function(record, [tf.size(first)], [])
         with tf.control_dependencies([recorded]):
             return self._on_lanes(tf.identity, vectors)
@@ -208,10 +226,6 @@ def _travelling(dtype: tf.DType) -> tf.DType:
     if dtype.is_integer:
         return tf.int64
     raise UnsupportedError(
-        "Expected numbers that travel between workers: integers, or floats of 16 bits or more. "
+        "Expected numbers that workers can exchange: integers, or floats of 16 bits or more. "
         f"Received: dtype={dtype.name}. Cast them first, with keras.ops.cast."
     )
-
-
-def _shape(tensor: tf.Tensor) -> Any:
-    return tensor.shape if tensor.shape.is_fully_defined() else tf.shape(tensor)

@@ -71,7 +71,7 @@ def columns_of(everyone: Sequence[Given]) -> Columns:
     calls = [f"{one.call} of {len(one.tensors)}" for one in everyone]
     if len(set(calls)) > 1:
         raise ReplicaError(
-            "Expected the same call from every replica, with as many tensors. Received: "
+            "Expected the same call from every replica, with equally many tensors. Received: "
             f"calls={calls}, replica 0's first. Call collectives in the same order in all of "
             "them, never under a condition that differs."
         )
@@ -313,8 +313,8 @@ class TensorFlowCollectives(Collectives):
 
         if _UPDATE in self._deferred:
             raise UnsupportedError(
-                "Expected one optimizer step in a training step of Keras's own. Received: a "
-                f"second one, of {optimizer!r:.200}. Write the steps in a train_step."
+                "Expected one optimizer step in Keras's own train_step. Received: a second one, "
+                f"of {optimizer!r:.200}. Write the steps in a train_step of your own."
             )
         tensors = [tensor for one in terms for tensor in one.added]
         self._sum_then(_UPDATE, Deferred("apply", tensors, update))
@@ -504,7 +504,10 @@ def collectives_here() -> TensorFlowCollectives:
 
 
 def _own(structure: object) -> Any:
-    """Returns a replica's own copies of tensors, because `regrouped` does not wrap shared ones."""
+    """Returns a structure with a copy of each tensor, which only this replica has.
+
+    `regrouped` makes no distributed value of a tensor that all replicas return.
+    """
 
     def own(leaf: object) -> Any:
         if not tf.is_tensor(leaf) or isinstance(leaf, tf.Variable):

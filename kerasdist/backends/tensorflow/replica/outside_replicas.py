@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
 from typing import Any
@@ -17,7 +17,7 @@ from kerasdist.backends.tensorflow.private.scopes import (
     on_one_copy,
     run_without_merge_call,
 )
-from kerasdist.backends.tensorflow.private.strategies import keeps_one_copy, ours
+from kerasdist.backends.tensorflow.private.strategies import ours
 from kerasdist.backends.tensorflow.replica.variables import (
     adopt,
     check_mirrored,
@@ -69,7 +69,7 @@ def _apply(
     native_strategy = _native_strategy_of([*known, *optimizer.variables[:1]])
     if native_strategy is None or not grads:
         return original(optimizer, grads, variables)
-    with _scope_of(native_strategy):
+    with NativeScope(native_strategy):
         return apply_everywhere(native_strategy, optimizer, grads, variables)
 
 
@@ -78,15 +78,9 @@ def _build(original: Callable[..., Any], optimizer: Any, variables: Any) -> Any:
     variables = list(variables)
     native_strategy = _native_strategy_of([*variables, *optimizer.variables[:1]])
     if native_strategy is not None:
-        with tf.init_scope(), _scope_of(native_strategy):
+        with tf.init_scope(), NativeScope(native_strategy):
             adopt(optimizer, native_strategy, variables)
     return original(optimizer, variables)
-
-
-def _scope_of(native_strategy: tf.distribute.Strategy) -> AbstractContextManager[Any]:
-    """Opens the scope of a native strategy, unless it is already open."""
-    is_open = tf.distribute.get_strategy() is native_strategy
-    return nullcontext() if is_open else NativeScope(native_strategy)
 
 
 def apply_everywhere(
@@ -105,21 +99,14 @@ def apply_everywhere(
     check_mirrored(optimizer.variables, native_strategy, "the optimizer")
 
     def apply() -> Any:
-        trial = current.trial
-        is_one = not any(isinstance(one, tf.distribute.DistributedValues) for one in gradients)
-        if is_one and (trial is None or keeps_one_copy(native_strategy)):
-            return keras_compat.apply_combined_gradients(optimizer, gradients, variables)
-        devices = native_strategy.extended.worker_devices
-        # In a trial, which runs eagerly, the first device computes for all devices.
-        for index, device in enumerate(devices if trial is None else devices[:1]):
+        # A trial records one update, and all devices have the same gradients.
+        given = gradients if current.trial is None else [copies(one)[0] for one in gradients]
+        if not any(isinstance(one, tf.distribute.DistributedValues) for one in given):
+            return keras_compat.apply_combined_gradients(optimizer, given, variables)
+        for index, device in enumerate(native_strategy.extended.worker_devices):
             own = [held[index % len(held)] for held in map(copies, gradients)]
             with tf.device(device), on_one_copy(index) as it, _moved(optimizer, it):
                 keras_compat.apply_combined_gradients(optimizer, own, variables)
-        if trial is not None:
-            for variable in keras_compat.stored_values([*known, *optimizer.variables]):
-                first, *others = copies(variable)
-                for other in others:
-                    other.assign(first)
         return None
 
     # In this call `_apply` leaves all to Keras's own ``apply``, also for the inner optimizer of a

@@ -19,6 +19,7 @@ from kerasdist.backends.base.kept_state import KeptState
 from kerasdist.backends.base.runner import Runner, SoleRunner
 from kerasdist.backends.tensorflow.fit import gradients
 from kerasdist.backends.tensorflow.fit.batches import HOST
+from kerasdist.backends.tensorflow.fit.trainer import PlacedTrainer, TensorFlowTrainer
 from kerasdist.backends.tensorflow.private.scopes import NativeScope, outside_strategies
 from kerasdist.backends.tensorflow.private.strategies import (
     WorkersStrategy,
@@ -45,12 +46,7 @@ class SoleDevice(ReplicaSet):
     """Plain Keras on a given device."""
 
     measures_data = False  # because Keras's graph reads the batches, not the host
-
-    def __init__(
-        self, devices: Sequence[Device], options: ReplicaOptions, trainer_class: type[Any]
-    ) -> None:
-        super().__init__(devices, options)
-        self.trainer_class = trainer_class
+    trainer_class = PlacedTrainer
 
     def is_tracing(self) -> bool:
         """Returns whether a graph is being traced."""
@@ -79,6 +75,7 @@ class TensorFlowReplicaSet(ReplicaSet):
         count_batch: Adds an operation to a step's graph that counts a batch; None without a job.
     """
 
+    trainer_class = TensorFlowTrainer
     count_batch: Callable[[], object] | None = None
 
     def __init__(
@@ -86,7 +83,6 @@ class TensorFlowReplicaSet(ReplicaSet):
         devices: Sequence[Device],
         options: ReplicaOptions,
         group: Group,
-        trainer_class: type[Any],
         job: Job | None = None,
     ) -> None:
         count: Any = None
@@ -97,7 +93,6 @@ class TensorFlowReplicaSet(ReplicaSet):
         begun = None if count is None else lambda: int(count.numpy())
         super().__init__(devices, options, job, begun)
         self.group = group
-        self.trainer_class = trainer_class
         outside_replicas.serve(group.native_strategy)
         gradients.install()
 
@@ -167,9 +162,7 @@ class TensorFlowReplicaSet(ReplicaSet):
         return [(own.local_batch, one) for own, one in zip(local_rows, results, strict=True)]
 
 
-def mirrored_replicas(
-    devices: Sequence[Device], options: ReplicaOptions, trainer_class: type[Any]
-) -> TensorFlowReplicaSet:
+def mirrored_replicas(devices: Sequence[Device], options: ReplicaOptions) -> TensorFlowReplicaSet:
     """Returns replicas on devices of this process."""
     names = [_tensorflow_name(device) for device in devices]
     home = options.parameter_device
@@ -181,13 +174,13 @@ def mirrored_replicas(
     # If devices share memory, or variables have a single copy, one device sums gradients.
     one_place = shares_memory or len(devices) == 1 or home is not None
     own = native_strategy.extended.worker_devices
-    all_reduce = None if one_place else AllReduce(own, workers=1, key=group_key())
+    all_reduce = None if one_place else AllReduce(own, group_key())
     group = Group(native_strategy, all_reduce, shares_memory=shares_memory)
-    return TensorFlowReplicaSet(devices, options, group, trainer_class)
+    return TensorFlowReplicaSet(devices, options, group)
 
 
 def worker_replicas(
-    devices: Sequence[Device], options: ReplicaOptions, trainer_class: type[Any], job: Job
+    devices: Sequence[Device], options: ReplicaOptions, job: Job
 ) -> TensorFlowReplicaSet:
     """Returns replicas on the devices of each worker."""
     _check_communication(options.communication, devices)
@@ -200,7 +193,7 @@ def worker_replicas(
         communication,
     )
     group = WorkerGroup(native_strategy, job, communication, shares_memory=_share_memory(devices))
-    replicas = TensorFlowReplicaSet(devices, options, group, trainer_class, job)
+    replicas = TensorFlowReplicaSet(devices, options, group, job)
     native_strategy.replicas_are_known = lambda: replicas.is_in_call or not group.runs_loops
     return replicas
 

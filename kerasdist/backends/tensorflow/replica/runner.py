@@ -50,8 +50,8 @@ if TYPE_CHECKING:
 # Parts of TensorFlow's error messages, and kerasdist's messages for these errors.
 _MISFITS = {
     "made a different number of replica_context().merge_call() calls": (
-        "Expected the same collectives and assignments in every replica, and as many. Received: "
-        "replicas of which some ended while others waited for them. Call them in the same order in "
+        "Expected the same collectives and assignments in every replica. Received: some replicas "
+        "ended while others waited for them in a call. Make the same calls in the same order in "
         "all replicas, never under a condition that differs."
     ),
     "`merge_call` called while defining a new graph": (
@@ -140,7 +140,8 @@ def in_replicas(
     finally:
         if kept:
             kept.end(is_last=not tf.executing_eagerly())
-        for variable, value in contexts[0].items():  # the first replica's context variables stay
+        # What the first replica has set in context variables stays set.
+        for variable, value in contexts[0].items():
             if variable.get(None) is not value:
                 variable.set(value)
     return results

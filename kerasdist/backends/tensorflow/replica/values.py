@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import tensorflow as tf
 from kerasdist.api import values
 from kerasdist.backends.base.checks import check_shapes
 from kerasdist.backends.tensorflow.private.strategies import mirrored
-from kerasdist.core.structures import map_leaves, transpose
+from kerasdist.core.structures import map_leaves
 from kerasdist.errors import ReplicaError
 
 
@@ -38,17 +39,11 @@ def per_replica(native_strategy: tf.distribute.Strategy, parts: Iterable[Any]) -
 
 
 def regrouped(native_strategy: tf.distribute.Strategy, structures: Sequence[Any]) -> Any:
-    """Merges one structure per replica into one structure of distributed values.
+    """Merges one structure per replica into one structure of ``tf.distribute`` values.
 
     A leaf that is the same object in all replicas stays as it is.
     """
-
-    def merged(parts: Sequence[Any]) -> Any:
-        first = parts[0]
-        is_one = all(part is first for part in parts)
-        return first if is_one else per_replica(native_strategy, parts)
-
-    return transpose(structures, merged)
+    return values.per_replica(structures, partial(per_replica, native_strategy))
 
 
 def to_native(native_strategy: tf.distribute.Strategy, structure: object) -> Any:

@@ -13,7 +13,11 @@ import tensorflow as tf
 
 from kerasdist import keras_compat
 from kerasdist.backends.base.variable_rules import is_sum_on_read, shares_of_integers
-from kerasdist.backends.tensorflow.private.strategies import is_distributed, remember_sum
+from kerasdist.backends.tensorflow.private.strategies import (
+    components,
+    is_distributed,
+    remember_sum,
+)
 from kerasdist.core import ownership
 from kerasdist.core.context import current
 from kerasdist.errors import ScopeError
@@ -28,8 +32,7 @@ def native(variable: object) -> Any:
 
 def copies(variable: object) -> Sequence[Any]:
     """Returns the components that this process has of a variable or another distributed value."""
-    held = native(variable)
-    return held.values if isinstance(held, tf.distribute.DistributedValues) else (held,)
+    return components(native(variable))
 
 
 def gradient_replaces(variable: keras.Variable) -> bool:
@@ -137,7 +140,7 @@ def _store(original: Callable[..., Any], variable: keras.Variable, value: Any) -
 
 
 def is_foreign(variable: keras.Variable, native_strategy: tf.distribute.Strategy) -> bool:
-    """Returns whether a Keras variable was made outside of every scope, so has a single copy."""
+    """Returns whether a Keras variable was made outside of every scope: it has a single copy."""
     if not isinstance(variable, keras.Variable):
         return False
     held = keras_compat.stored_value(variable)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache, partial
 from typing import Any, final
 
@@ -12,6 +12,7 @@ import tensorflow as tf
 from kerasdist.backends.tensorflow.private.prefetching import in_local_batches
 from kerasdist.backends.tensorflow.private.strategies import keeping_input_devices, keeps_one_copy
 from kerasdist.backends.tensorflow.workers.group import (
+    Begin,
     GlobalBatchDataset,
     Group,
     read_alike,
@@ -39,23 +40,19 @@ class TensorFlowAdapter(WrappedAdapter):
         super().__init__(inner)
         self._group = group
 
-    def get_tf_dataset(self, begin: Callable[[Callable[[], Any]], Any] | None = None) -> Any:
+    def get_tf_dataset(self, begin: Begin | None = None) -> Any:
         """Returns the dataset over which Keras's loop iterates.
 
         If `begin` is given, it makes each iterator; its argument is the function that would make
         the iterator otherwise.
         """
-        inner, group = self._inner, self._group
-        if group is not None:
-            dataset = group.batches(inner, is_followed=begin is not None)
-        elif begin is None:
-            return inner.get_tf_dataset()
-        else:
-            dataset = read_alike(inner.get_tf_dataset())
-            dataset = GlobalBatchDataset(partial(iter, dataset), dataset.element_spec)
-        if isinstance(dataset, GlobalBatchDataset):
-            dataset.begin = begin
-        return dataset
+        if self._group is not None:
+            return self._group.batches(self._inner, begin)
+        dataset = self._inner.get_tf_dataset()
+        if begin is None:
+            return dataset
+        dataset = read_alike(dataset)
+        return GlobalBatchDataset(partial(iter, dataset), dataset.element_spec, begin)
 
 
 DistributedDataset.register(tf.distribute.DistributedDataset)

@@ -6,7 +6,6 @@ With many workers, replicas exchange tensors only by all-reduce.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, final
 
@@ -53,6 +52,9 @@ if TYPE_CHECKING:
 # The components of one value on the replicas of this process, in the replicas' order.
 Parts = Sequence[Any]
 
+# Makes an iterator over a dataset, given the function that would make it otherwise.
+Begin = Callable[[Callable[[], Any]], Any]
+
 
 @final
 class GlobalBatchDataset(tf.distribute.DistributedDataset):
@@ -61,22 +63,17 @@ class GlobalBatchDataset(tf.distribute.DistributedDataset):
     Keras would pass a plain dataset to ``experimental_distribute_dataset``, which would divide it
     into other steps, shard it by file, and warn about that.
 
-    Attributes:
-        begin: If set, a function that makes each iterator; its argument is the function that would
-            make it otherwise.
-        prefetched: Makes an iterator whose batches wait on the devices. The saved state of such an
-            iterator lacks the batches that were read ahead, so a run that saves its position in the
-            data cannot use the iterator.
     """
 
-    def __init__(self, iterate: Callable[[], Iterator[Any]], spec: Any) -> None:
+    def __init__(
+        self, iterate: Callable[[], Iterator[Any]], spec: Any, begin: Begin | None = None
+    ) -> None:
         """Stores a function that makes an iterator, and the ``element_spec`` of a batch."""
-        self._iterate = self.prefetched = iterate
+        self._iterate = iterate if begin is None else partial(begin, iterate)
         self._spec = spec
-        self.begin: Callable[[Callable[[], Any]], Any] | None = None
 
     def __iter__(self) -> Iterator[Any]:
-        return self.prefetched() if self.begin is None else self.begin(self._iterate)
+        return self._iterate()
 
     @property
     def element_spec(self) -> Any:
@@ -89,9 +86,9 @@ def read_alike(
 ) -> tf.data.Dataset:
     """Returns a dataset of ``cut(number, batch)`` for the batches of a pipeline.
 
-    The dataset has the same operations for any number of workers, so that a backup of its iterator
-    can be restored with another number. Whole batches are read ahead, because all workers need
-    them, so TensorFlow must not read ahead the results of `cut` instead.
+    The dataset has the same operations for any number of workers, so a job with another number of
+    workers can restore a backup of its iterator. Only whole batches, which are the same for all
+    workers, are read ahead: TensorFlow must not read ahead the results of `cut`.
     """
     whole = pipeline.prefetch(tf.data.AUTOTUNE)
     options = tf.data.Options()
@@ -123,11 +120,9 @@ class Group:
         all_reduce: AllReduce | None = None,
         *,
         shares_memory: bool,
-        communication: CommunicationOptions = DEFAULT_COMMUNICATION,
     ) -> None:
         """Stores the native strategy; without `all_reduce`, values are summed on one device."""
         self.native_strategy = native_strategy
-        self._communication = communication
         self._replicas = native_strategy.num_replicas_in_sync
         self.local = range(self._replicas)
         self.shares_memory = shares_memory
@@ -136,24 +131,27 @@ class Group:
         self.runs_loops = False
         self._all_reduce = all_reduce
 
-    def batches(self, adapter: Any, *, is_followed: bool) -> tf.distribute.DistributedDataset:
-        """Returns a dataset of an adapter's batches; `is_followed`: backups save its position."""
+    def batches(self, adapter: Any, begin: Begin | None) -> tf.distribute.DistributedDataset:
+        """Returns a dataset of an adapter's batches; with `begin`, backups save its position."""
         dataset = adapter.get_tf_dataset()
         if keras_compat.is_array_adapter(adapter):
-            return self._iterated(untuned(dataset))
-        return self._iterated(read_alike(dataset) if is_followed else dataset)
+            return self._iterated(untuned(dataset), begin)
+        return self._iterated(dataset if begin is None else read_alike(dataset), begin)
 
-    def _iterated(self, dataset: tf.data.Dataset) -> GlobalBatchDataset:
-        """Returns a dataset that moves batches to the devices before their steps, if useful."""
+    def _iterated(self, dataset: tf.data.Dataset, begin: Begin | None) -> GlobalBatchDataset:
+        """Returns a dataset that moves batches to the devices before their steps, if useful.
+
+        It does not with `begin`: the saved state of an iterator would lack the moved batches.
+        """
         spec = dataset.element_spec
         is_whole = not isinstance(spec, OwnRows)
-        plain = GlobalBatchDataset(partial(iter, dataset), spec if is_whole else spec.rows)
-        if not self.shares_memory and can_prefetch(spec):
+        iterate: Callable[[], Any] = partial(iter, dataset)
+        if begin is None and not self.shares_memory and can_prefetch(spec):
             total = known_size(spec) if is_whole else None
             parts = in_local_batches(dataset, self._parts_of)
             devices = self.native_strategy.extended.worker_devices
-            plain.prefetched = PlacedBatches(parts, devices, total or 0).__iter__
-        return plain
+            iterate = PlacedBatches(parts, devices, total or 0).__iter__
+        return GlobalBatchDataset(iterate, spec if is_whole else spec.rows, begin)
 
     def _parts_of(self, batch: object) -> list[OwnRows]:
         return [
@@ -199,8 +197,6 @@ class Group:
         if self._all_reduce is not None:
             travelling = [i for i, parts in enumerate(columns) if self._travels(parts, here)]
             given = [self._column(columns[index]) for index in travelling]
-            if options is DEFAULT_COMMUNICATION:
-                options = self._communication
             sums = self._all_reduce.sums(given, options)
             for index, column in zip(travelling, sums, strict=True):
                 results[index] = column[0] if here or self.shares_memory else mirrored(column)
@@ -309,7 +305,8 @@ class Group:
         held = [copies(one) for one in natives]
         given = [
             tuple(
-                # Replica 0's value is enough, because `assign` divides a sum equally.
+                # Replica 0's component is right for all: where components are read as a sum,
+                # `assign` has given each of them an equal part of the value.
                 part.read_value() if replica == 0 else tf.zeros_like(part)
                 for part, replica in zip(parts, self.local, strict=True)
             )
@@ -345,49 +342,27 @@ class WorkerGroup(Group):
         shares_memory: bool,
     ) -> None:
         own = native_strategy.extended.worker_devices
-        timeout = communication.timeout_seconds or 0.0
-
-        def seconds_to_wait() -> float:
-            """Returns a collective's time-out: 0 (none) if the job itself watches the call.
-
-            For each collective with a time-out, TensorFlow starts two threads that sleep until the
-            time-out is over, even if the collective is done before. With 50 steps a second and
-            time-outs of 10 minutes that makes 60,000 threads, which kill the process (seen with
-            2.21, base_collective_executor.cc).
-            """
-            return 0.0 if job.is_watched else timeout
-
-        all_reduce = AllReduce(
-            own[:1] if shares_memory else own,
-            workers=native_strategy.num_workers,
-            key=native_strategy.group_key,
-            seconds_to_wait=seconds_to_wait,
-            collectives=job.collectives,
-        )
-        super().__init__(
-            native_strategy,
-            all_reduce,
-            shares_memory=shares_memory,
-            communication=replace(communication, timeout_seconds=None),
-        )
+        lanes = own[:1] if shares_memory else own
+        all_reduce = AllReduce(lanes, native_strategy.group_key, job, communication)
+        super().__init__(native_strategy, all_reduce, shares_memory=shares_memory)
         self.local = range(job.rank * len(own), (job.rank + 1) * len(own))
 
-    def batches(self, adapter: Any, *, is_followed: bool) -> tf.distribute.DistributedDataset:
+    def batches(self, adapter: Any, begin: Begin | None) -> tf.distribute.DistributedDataset:
         """Returns a dataset of this worker's rows; only these rows are read from arrays."""
         if isinstance(adapter, WorkerBatches):
-            return dataset_of_shards(adapter)
+            return dataset_of_shards(adapter, begin)
         if not keras_compat.takes_rows(adapter):
 
             def rows_and_compared(number: tf.Tensor, batch: Any) -> OwnRows:
                 return self.own_rows(batch)._replace(compared=compared_in(number, batch))
 
-            return self._iterated(read_alike(adapter.get_tf_dataset(), rows_and_compared))
+            return self._iterated(read_alike(adapter.get_tf_dataset(), rows_and_compared), begin)
         own = keras_compat.tensorflow_rows(
             adapter,
             lambda numbers: self.own_rows(numbers).rows,
             lambda rows, numbers: self.own_rows(numbers)._replace(rows=rows),
         )
-        return self._iterated(untuned(own.prefetch(tf.data.AUTOTUNE)))
+        return self._iterated(untuned(own.prefetch(tf.data.AUTOTUNE)), begin)
 
     def distributed(
         self, dataset: tf.data.Dataset, options: tf.distribute.InputOptions | None
@@ -412,11 +387,10 @@ class WorkerGroup(Group):
         if isinstance(first, tf.SparseTensor):
             return self._sparse(parts), []
         check_alike(parts, axis)
-        own = [tf.shape(part)[axis] for part in parts]
-        if not equal_sizes:
-            sizes = self.from_all_replicas(own)
+        if equal_sizes:  # which is only said of a static size
+            sizes = [first.shape[axis]] * self._replicas
         else:
-            sizes = [own[0] if first.shape[axis] is None else first.shape[axis]] * self._replicas
+            sizes = self._from_all_replicas([tf.shape(part)[axis] for part in parts])
         begins = [tf.add_n(sizes[:replica]) if replica else 0 for replica in self.local]
         total = tf.add_n(sizes)
         is_bool = first.dtype == tf.bool
@@ -427,26 +401,15 @@ class WorkerGroup(Group):
         [whole] = self.sums([placed])
         return tf.cast(whole, tf.bool) if is_bool else whole, sizes
 
-    def from_all_replicas(self, structures: Sequence[Any]) -> list[Any]:
-        """Gathers one structure per replica from all workers, by one collective per type."""
-        columns = list(zip(*(keras.tree.flatten(one) for one in structures), strict=True))
-        there = [index for index, parts in enumerate(columns) if parts[0] is not None]
-        rows: list[Sequence[Any]] = [[None] * self._replicas] * len(columns)
-        # Each part is its replica's row among rows of zeros, so that a sum gathers all rows.
-        given = [
-            [
-                among_zeros(tf.convert_to_tensor(part)[tf.newaxis], 0, replica, self._replicas)
-                for part, replica in zip(columns[index], self.local, strict=True)
-            ]
-            for index in there
+    def _from_all_replicas(self, sizes: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Gathers a size of each replica's tensor from all workers."""
+        # Each size is its replica's element of a vector of zeros, so the vectors' sum has all.
+        vectors = [
+            among_zeros(size[tf.newaxis], 0, replica, self._replicas)
+            for size, replica in zip(sizes, self.local, strict=True)
         ]
-        sums = self.sums(given)
-        for index, total in zip(there, sums, strict=True):
-            rows[index] = tf.unstack(total)
-        return [
-            keras.tree.pack_sequence_as(structures[0], [row[replica] for row in rows])
-            for replica in range(self._replicas)
-        ]
+        [total] = self.sums([vectors])
+        return tf.unstack(total)
 
     def _ragged(self, parts: Parts) -> tf.RaggedTensor:
         flat, _ = self.concatenation([part.flat_values for part in parts], 0)
@@ -456,7 +419,7 @@ class WorkerGroup(Group):
         return ragged.from_nested_row_lengths(flat, lengths)
 
     def _sparse(self, parts: Parts) -> tf.SparseTensor:
-        rows = self.from_all_replicas([part.dense_shape[0] for part in parts])
+        rows = self._from_all_replicas([part.dense_shape[0] for part in parts])
         begins = [tf.add_n([*rows[:replica], tf.zeros_like(rows[0])]) for replica in self.local]
         moved = []
         for part, begin in zip(parts, begins, strict=True):
@@ -468,7 +431,7 @@ class WorkerGroup(Group):
         return tf.SparseTensor(indices, values, shape)
 
 
-def dataset_of_shards(batches: WorkerBatches) -> GlobalBatchDataset:
+def dataset_of_shards(batches: WorkerBatches, begin: Begin | None) -> GlobalBatchDataset:
     """Returns a dataset of this worker's rows, if each worker reads a shard of the data."""
 
     def iterate() -> Iterator[OwnRows]:
@@ -476,7 +439,7 @@ def dataset_of_shards(batches: WorkerBatches) -> GlobalBatchDataset:
             rows = keras.tree.map_structure(tensor_of_array, own.rows if own.size else own.like)
             yield OwnRows(rows, tf.constant(own.size), tf.constant(own.total))
 
-    return GlobalBatchDataset(iterate, _spec(batches))
+    return GlobalBatchDataset(iterate, _spec(batches), begin)
 
 
 def _spec(batches: WorkerBatches) -> Any:
