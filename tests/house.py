@@ -112,6 +112,7 @@ ADDED = {
     "outputs laid out by DTensor": 39,
     "what a full disk does not destroy, and names": 80,
     "offload in plans": 10,
+    "errors of checkpoints on all workers, and masks of outputs that are laid out": 48,
 }
 
 # What the tables of internals add beside their lines (ADR 106), and what looks for Python's state
@@ -121,11 +122,11 @@ ADDED = {
 # and one through code, which several functions call, are two functions more and 24 lines fewer.
 DECLARED = {
     "files": 29,
-    "files under 50 lines": 2,
-    "mentions of Any": 395,
-    "jax": 52,
-    "tensorflow": 74,
-    "torch": 64,
+    "files under 50 lines": 1,
+    "mentions of Any": 353,
+    "jax": 51,
+    "tensorflow": 71,
+    "torch": 61,
 }
 
 # Files of tests that issues after the redesign began have added; they are counted beside it.
@@ -209,7 +210,7 @@ TESTS_BESIDE = {
 }
 
 FIGURES = (
-    Figure("lines of code", 26_455 + sum(ADDED.values()), 23_500),
+    Figure("lines of code", 25_893 + sum(ADDED.values()), 23_500),
     Figure("files", 233 + DECLARED["files"], 250),
     Figure("files under 50 lines", 20 + DECLARED["files under 50 lines"], 20),
     Figure("files over 700 lines", 0, 0),
