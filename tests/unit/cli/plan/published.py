@@ -235,7 +235,7 @@ def table() -> str:
     """The table, and the sentence on its error, as docs/guides/plan.md has them."""
     lines = [
         "| model, examples of a device, program | devices | planned, if nothing overlaps | "
-        "if all does | measured | source |",
+        "if all overlaps | measured | source |",
         "|---|---|---|---|---|---|",
     ]
     for point in POINTS:
@@ -265,10 +265,10 @@ def error() -> str:
     assert max(one for one, _ in errors) == 0  # else the sentence has to say so
     least = min(errors, key=lambda one: one[0])
     return (
-        f"**The error.** Of {len(errors)} measurements {len(within)} lie between the two columns, "
-        f"{len(close) - len(within)} at most {100 * CLOSE:.0f} points below both, and "
-        f"{len(errors) - len(close)} further: the worst by {-100 * least[0]:.0f} points "
-        f"({least[1].what}). None is above both."
+        f"**The error.** Of {len(errors)} measurements, {len(within)} lie between the two planned "
+        f"columns, {len(close) - len(within)} lie at most {100 * CLOSE:.0f} points below both "
+        f"columns, and {len(errors) - len(close)} lie further below; the largest difference is "
+        f"{-100 * least[0]:.0f} points ({least[1].what}). None lies above both columns."
     )
 
 
