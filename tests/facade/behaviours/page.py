@@ -13,11 +13,11 @@ HEAD = """# The behaviours of tf.distribute
 
 <!-- Written by `python -m tests.facade.behaviours`. Do not edit. -->
 
-This page lists the behaviours that the public tests of `tf.distribute` and of Keras 2's
-distribution check. The words and the checks are our own. "yes" means that kerasdist behaves like
-`tf.distribute`. A **number** means that kerasdist behaves differently; a note below the table
-explains the difference. Each row is tested on every backend with "yes" or a number, with two
-replicas in one process (`tests/facade/`). [What works](support.md) lists the tests that compare
+This page lists the behaviours that the public tests of `tf.distribute` and of Keras 2's \
+distribution check. The words and the checks are our own. "yes" means that kerasdist behaves like \
+`tf.distribute`. A **number** means that kerasdist behaves differently; a note below the table \
+explains the difference. Each row is tested on every backend with "yes" or a number, with two \
+replicas in one process (`tests/facade/`). [What works](support.md) lists the tests that compare \
 training with one device.
 """
 MORE = """## With larger cases
@@ -29,18 +29,18 @@ _OTHERS = ("behaviours", "checks", "from_outside")
 
 ELSEWHERE = """## What differs in `fit`
 
-- On JAX `fit` is one program for the global batch. The model's code runs in a single replica
-  context, which reports the strategy's number of replicas, but all tensors have the rows of the
-  global batch. So `all_reduce` and `all_gather` return their argument. The `"SUM"` of a sum over
-  rows, the `"MEAN"` of a mean over rows, and a loss that is divided by the number of replicas are
-  therefore the same on each backend. The `"SUM"` of means differs between backends, so reduce means
-  by `"MEAN"`.
-- On every backend a metric of your own gets the rows of all replicas, and runs in a single replica
-  context. Code that runs while Keras builds a model from symbolic inputs also runs in a single
-  replica context.
+- On JAX `fit` is one program for the global batch. The model's code runs in a single replica \
+context, which reports the strategy's number of replicas, but all tensors have the rows of the \
+global batch. So `all_reduce` and `all_gather` return their argument. The `"SUM"` of a sum over \
+rows, the `"MEAN"` of a mean over rows, and a loss that is divided by the number of replicas are \
+therefore the same on each backend. The `"SUM"` of means differs between backends, so reduce means \
+by `"MEAN"`.
+- On every backend a metric of your own gets the rows of all replicas, and runs in a single \
+replica context. Code that runs while Keras builds a model from symbolic inputs also runs in a \
+single replica context.
 - The check of the first batch also runs the model's code on one device, outside of every strategy.
-- Callbacks run outside of the strategy: `kd.get_strategy()` in a callback returns the default
-  strategy, as in Keras 3 on `tf.distribute`.
+- Callbacks run outside of the strategy: `kd.get_strategy()` in a callback returns the default \
+strategy, as in Keras 3 on `tf.distribute`.
 """
 
 
@@ -49,7 +49,7 @@ def written() -> str:
     parts = [HEAD]
     for module, behaviours in load().items():
         theme, tests = MODULES[module]
-        parts.append(f"## {theme}\n\nFrom `{'`, `'.join(tests.split(', '))}`.\n")
+        parts.append(f"## {theme}\n\nSource: `{'`, `'.join(tests.split(', '))}`.\n")
         parts.append("\n".join(_table(behaviours)))
     parts.extend((MORE, "\n".join(_cases()), ELSEWHERE))
     return "\n".join(parts)
