@@ -234,10 +234,15 @@ def _(lab, s):
     lab.equal(expected, lab.device(variable.value))
 
 
+EQUAL_COPIES = (
+    "`local_results` of a variable returns one component per replica, and all of them are equal."
+)
+
+
 @behaviour(
     "`CentralStorageStrategy` holds each variable once, on its parameter device",
-    jax="`local_results` of a variable has an equal component for each replica.",
-    torch="`local_results` of a variable has an equal component for each replica.",
+    jax=EQUAL_COPIES,
+    torch=EQUAL_COPIES,
 )
 def _(lab, s):
     central = kd.CentralStorageStrategy(lab.devices, "cpu:1")

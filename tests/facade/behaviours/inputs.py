@@ -20,12 +20,13 @@ def _(lab, s):
     lab.equal(expected, parts(lab, s, s.distribute_dataset(BATCHES)))
 
 
-@behaviour(
-    "A batch with an odd row",
-    tensorflow="Of `tf.data` the first replicas are filled first; here rows are spread evenly.",
-    jax="Of `tf.data` the first replicas are filled first; here rows are spread evenly.",
-    torch="Of `tf.data` the first replicas are filled first; here rows are spread evenly.",
+SPREAD = (
+    "`tf.distribute` fills the first replicas first. kerasdist spreads the rows evenly, except the "
+    "rows of a `tf.data.Dataset` on TensorFlow."
 )
+
+
+@behaviour("A batch with an odd row", tensorflow=SPREAD, jax=SPREAD, torch=SPREAD)
 def _(lab, s):
     lab.equal([[[0, 1, 2], [3, 4]]], parts(lab, s, s.distribute_dataset([ROWS[:5]])))
 
@@ -127,8 +128,8 @@ def _(lab, s):
 
 @behaviour(
     "`experimental_place_dataset_on_device`: of a function's `tf.data`, with `PER_REPLICA`",
-    jax="Refused: batches go to their replica's device.",
-    torch="Refused: batches go to their replica's device.",
+    jax="kerasdist refuses this option: each batch goes to the device of its replica.",
+    torch="kerasdist refuses this option: each batch goes to the device of its replica.",
 )
 def _(lab, s):
     options = kd.InputOptions(False, "PER_REPLICA", True)
@@ -203,7 +204,7 @@ def _(lab, s):
     lab.equal([1, 0], [int(one) for one in lab.components(found[2], s)])
 
 
-NO_ROWS = "`tf.distribute` fails with an IndexError."
+NO_ROWS = "Under `tf.distribute` this fails with an IndexError."
 
 
 @behaviour(
@@ -237,7 +238,10 @@ def _(lab, s):
         lab.equal([1.5, 2.0], lab.components(run(ops.mean, args=(batch,)), s))
 
 
-ONE_PROGRAM = "Refused: JAX traces a function once, and would take one batch for all its calls."
+ONE_PROGRAM = (
+    "kerasdist refuses this: JAX traces a function only once, so all calls of the compiled loop "
+    "would get the same batch."
+)
 
 
 @behaviour("A compiled loop takes its batches from an iterator", jax=ONE_PROGRAM)
@@ -263,7 +267,7 @@ def _(lab, s):
 
 @behaviour(
     "Objects that differ, one a replica, such as generators, are arguments of a run",
-    jax="Refused: on JAX replicas run one program, which has one object.",
+    jax="kerasdist refuses this: on JAX all replicas run one program, which has only one object.",
 )
 def _(lab, s):
     own = [keras.random.SeedGenerator(seed) for seed in (1, 2)]

@@ -328,7 +328,10 @@ def _(lab, s):
     lab.equal([2.0, 6.0], [lab.numpy(one) for one in (metrics[2].result(), metrics[2].count)])
 
 
-OWN_ROWS = "Keras 2's metrics summed up in replicas, too; Keras 3's read what the replica holds."
+OWN_ROWS = (
+    "In a replica Keras 2's metrics return the result of all replicas; Keras 3's metrics return "
+    "that of the replica's own rows."
+)
 
 
 @behaviour(
@@ -376,7 +379,7 @@ def _(lab, s):
     lab.equal([[[1.8]]] * 2, lab.components(layer.kernel, s), FLOAT32)
 
 
-OUTSIDE = "Updates all copies; Keras 2's optimizers raise a RuntimeError."
+OUTSIDE = "kerasdist updates all copies; Keras 2's optimizers raise a RuntimeError."
 
 
 @behaviour(

@@ -140,7 +140,7 @@ def _(lab, s):
 
 @behaviour(
     "Several steps in an execution",
-    torch="Plain Keras refuses them on PyTorch; under a strategy they are taken one by one.",
+    torch="Plain Keras refuses this on PyTorch; under a strategy the steps are taken one by one.",
 )
 def _(lab, s):
     expected = fit(batch_size=2)(model(kd.get_strategy()))["loss"]
@@ -355,7 +355,7 @@ def _(lab, s):
 
 
 # What Keras 2 refused with a ValueError.
-ADOPTED = "Taken in by the model; Keras 2 raises a ValueError."
+ADOPTED = "The model takes these objects into its strategy; Keras 2 raises a ValueError."
 
 
 @behaviour(

@@ -13,31 +13,34 @@ HEAD = """# The behaviours of tf.distribute
 
 <!-- Written by `python -m tests.facade.behaviours`. Do not edit. -->
 
-These are the behaviours that the public tests of `tf.distribute` and of Keras 2's distribution
-check, in our own words and with checks of our own. Each row is checked on every backend that it
-names, with two replicas in one process (`tests/facade/`). [What works](support.md) lists the tests
-that compare training with one device. A **number** refers to a difference, which is explained below
-the table; without a number, the behaviour is that of `tf.distribute`.
+This page lists the behaviours that the public tests of `tf.distribute` and of Keras 2's \
+distribution check. The words and the checks are our own. "yes" means that kerasdist behaves like \
+`tf.distribute`. A **number** means that kerasdist behaves differently; a note below the table \
+explains the difference. Each row is tested on every backend with "yes" or a number, with two \
+replicas in one process (`tests/facade/`). [What works](support.md) lists the tests that compare \
+training with one device.
 """
 MORE = """## With larger cases
 
-Each row is a case of `tests/facade/`, of one to three replicas.
+Each row is a test case in `tests/facade/`, with one to three replicas.
 """
 # The themes of cases that are about none of tf.distribute's behaviours.
 _OTHERS = ("behaviours", "checks", "from_outside")
 
 ELSEWHERE = """## What differs in `fit`
 
-- On JAX `fit` is one program for the global batch. The model's code runs in a single replica
-  context, which reports the strategy's number of replicas, but all tensors have the rows of the
-  global batch. So `all_reduce` and `all_gather` return their argument. The `"SUM"` of a sum over
-  rows, the `"MEAN"` of a mean over rows, and a loss that is divided by the number of replicas are
-  therefore the same on each backend. The `"SUM"` of means is not: reduce means by `"MEAN"`.
-- On every backend a metric of your own gets the rows of all replicas, and runs in such a single
-  replica context. So does code that runs while Keras builds a model from symbolic inputs.
+- On JAX `fit` is one program for the global batch. The model's code runs in a single replica \
+context, which reports the strategy's number of replicas, but all tensors have the rows of the \
+global batch. So `all_reduce` and `all_gather` return their argument. The `"SUM"` of a sum over \
+rows, the `"MEAN"` of a mean over rows, and a loss that is divided by the number of replicas are \
+therefore the same on each backend. The `"SUM"` of means differs between backends, so reduce means \
+by `"MEAN"`.
+- On every backend a metric of your own gets the rows of all replicas, and runs in a single \
+replica context. Code that runs while Keras builds a model from symbolic inputs also runs in a \
+single replica context.
 - The check of the first batch also runs the model's code on one device, outside of every strategy.
-- Callbacks run outside of the strategy: there `kd.get_strategy()` returns the default strategy, as
-  in Keras 3 on `tf.distribute`.
+- Callbacks run outside of the strategy: `kd.get_strategy()` in a callback returns the default \
+strategy, as in Keras 3 on `tf.distribute`.
 """
 
 
@@ -46,7 +49,7 @@ def written() -> str:
     parts = [HEAD]
     for module, behaviours in load().items():
         theme, tests = MODULES[module]
-        parts.append(f"## {theme}\n\nFrom `{'`, `'.join(tests.split(', '))}`.\n")
+        parts.append(f"## {theme}\n\nSource: `{'`, `'.join(tests.split(', '))}`.\n")
         parts.append("\n".join(_table(behaviours)))
     parts.extend((MORE, "\n".join(_cases()), ELSEWHERE))
     return "\n".join(parts)

@@ -252,7 +252,7 @@ def _(lab, s):
 
 @behaviour(
     "A gather of components that differ in their number of axes is an error",
-    jax="Refused as the value is made: on JAX replicas run one program.",
+    jax="The error comes when the value is made, because on JAX all replicas run one program.",
 )
 def _(lab, s):
     with lab.raises(kd.errors.KerasdistError, "Expected (tensors|arrays|all replicas)"):

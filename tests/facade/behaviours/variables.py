@@ -9,7 +9,7 @@ from tests.conformance.lazy import kd, keras, ops
 from tests.facade.behaviours import behaviour
 from tests.facade.lab import numbered, variable_of
 
-ONE_COPY = "Replicas of `CentralStorageStrategy` share the one copy, as in `tf.distribute`."
+ONE_COPY = "Replicas of `CentralStorageStrategy` share one copy, as in `tf.distribute`."
 
 
 def counting(s):
@@ -146,7 +146,7 @@ def _(lab, s):
 
 
 NEW_VALUES = (
-    "The sum of the new values, as in Keras 3; `tf.distribute` adds the sum of the changes."
+    "kerasdist combines the new values, as Keras 3 does; `tf.distribute` combines the changes."
 )
 
 
@@ -233,9 +233,9 @@ def _(lab, s):
 
 @behaviour(
     "`on_read` under `CentralStorageStrategy`: one value is read",
-    tensorflow=f"{ONE_COPY} A sum on read grows by what each replica adds to it.",
-    jax="As under `MirroredStrategy`: each replica has its own.",
-    torch="As under `MirroredStrategy`: each replica has its own.",
+    tensorflow=f"{ONE_COPY} Each replica adds its value to this copy, which is what is read.",
+    jax="Each replica has a value of its own, as under `MirroredStrategy`.",
+    torch="Each replica has a value of its own, as under `MirroredStrategy`.",
 )
 def _(lab, s):
     central = kd.CentralStorageStrategy(lab.devices)
@@ -345,7 +345,7 @@ def _(lab, s):
     lab.equal(3, v)
 
 
-COMBINED = "`tf.distribute` returns what is combined; Keras 3 what is assigned."
+COMBINED = "`tf.distribute` returns the combined value; Keras 3 returns the assigned value."
 
 
 @behaviour(
@@ -385,7 +385,10 @@ def _(lab, s):
     lab.equal([3.0, 3.0], lab.components(real, s))
 
 
-ADDS = "As what is read and the value; `tf.distribute` refuses it for a sum."
+ADDS = (
+    "The argument changes the value that is read; `tf.distribute` raises an error if the "
+    "aggregation is a sum."
+)
 
 
 @behaviour(
@@ -476,7 +479,7 @@ def _(lab, s):
     lab.equal(("sum", 1.0), (outside.aggregation, float(outside)))
 
 
-PORTABLE = "A ValueError: weights are made in the first call, or outside."
+PORTABLE = "This raises a ValueError: make weights in the first call of a step, or outside of it."
 
 
 @behaviour("A layer that a step makes in each call", jax=PORTABLE, torch=PORTABLE)
