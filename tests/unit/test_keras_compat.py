@@ -21,7 +21,7 @@ import inspect, json
 from collections import Counter
 import keras
 from kerasdist import keras_compat
-from kerasdist.core.internals import value_at
+from kerasdist.core.internals import Internal, value_at
 from kerasdist.keras_compat.patches import PATCHES
 
 here = keras_compat.backend_name()
@@ -31,8 +31,8 @@ for patch in rows:
     try:
         target = value_at(patch.path or "")
     except (AttributeError, ImportError, ValueError):
-        since = getattr(patch.target, "since", None)
-        missing += [] if since and keras_compat.VERSION < (3, 16) else [str(patch.target)]
+        is_later = isinstance(patch.target, Internal) and not patch.target.is_gone()
+        missing += [] if is_later else [str(patch.target)]
         continue
     parameters = list(inspect.signature(target).parameters) if callable(target) else None
     for function in patch.functions:

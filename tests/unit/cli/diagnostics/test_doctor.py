@@ -123,7 +123,7 @@ class TestOneMachine:
     def test_an_internal_that_is_gone(self, monkeypatch, in_each_fit):
         monkeypatch.setitem(backend_choice.TESTED, "json", ("1.0",))
         gone = Internal(
-            {"json:JSONDecoder.new": "4", "json:JSONDecoder.old": "3"},
+            {"json:JSONDecoder.new": "2.0", "json:JSONDecoder.old": "1.0"},
             feature="custom loops",
             without="refused",
             in_each_fit=in_each_fit,
