@@ -98,7 +98,7 @@ class TorchBackend(Backend):
 
     def count_flops(self, function: Callable[..., object], *arguments: object) -> float:
         """Counts a call's operations by torch's own counter, with tensors that have no storage."""
-        # imported here, because few programs need this
+        # imported here, because few programs need this module
         from torch.utils.flop_counter import FlopCounterMode
 
         def empty(one: keras.KerasTensor) -> torch.Tensor:

@@ -242,7 +242,7 @@ class ThreadSettings:
         """Stores the settings."""
         self.context = copy_context()
         self._keras_state = keras_compat.copy_thread_state()
-        # Each makes a context for the thread that calls it.
+        # Each of these functions makes a context for the thread that calls it.
         self._makers: list[Callable[[], AbstractContextManager[Any]]] = [
             partial(torch.inference_mode, torch.is_inference_mode_enabled()),
             partial(torch.set_grad_enabled, torch.is_grad_enabled()),

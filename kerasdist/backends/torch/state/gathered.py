@@ -37,7 +37,8 @@ from kerasdist.core.ownership import VariableTable
 if TYPE_CHECKING:
     from kerasdist.backends.torch.workers.process_group import Waitable
 
-# How many groups a step has used, the last of them, and whether that was in its forward pass.
+# A place in a step: how many groups were used, the last group, and whether autograd was recording
+# at that use, as in the forward pass.
 _Place = tuple[int, WeightGroup | None, bool]
 
 
@@ -66,7 +67,7 @@ class Leaf:
         return private.count_changes(self._stored)
 
     def fill(self, whole: torch.Tensor) -> None:
-        """Lets the tensor that the model reads have the gathered values."""
+        """Gives the gathered values to the tensor that the model reads."""
         self.tensor.data = whole
         self.address = whole.untyped_storage().data_ptr()
 
@@ -92,7 +93,7 @@ class ShardedWeights(abc.ABC):
     """The sharded weights of a process's replica, as the replica's steps see them.
 
     Attributes:
-        are_differentiated: Whether the backward pass of Keras's own `train_step` is over. After it,
+        are_differentiated: Whether the backward pass of Keras's own `train_step` is over. From then
             until the optimizer's update, that step reads only gradients.
         advice: What a user can do so that a weight to which steps assign is not sharded.
     """
@@ -105,11 +106,11 @@ class ShardedWeights(abc.ABC):
 
     @abc.abstractmethod
     def tensor(self, variable: keras.Variable) -> torch.Tensor | None:
-        """Returns the autograd leaf of a weight; None for one that is read as it is stored."""
+        """Returns the autograd leaf of a weight; None for a weight that is read as it is stored."""
 
     @abc.abstractmethod
     def read(self, variable: keras.Variable) -> torch.Tensor | None:
-        """Returns the value of a weight; None for one that is read as it is stored."""
+        """Returns the value of a weight; None for a weight that is read as it is stored."""
 
     def has_frozen(self, value: object) -> bool:
         """Returns whether an object is the full tensor of a gathered weight that is not trained."""
@@ -144,7 +145,7 @@ class ShardedWeights(abc.ABC):
 class GatheredWeights(ShardedWeights):
     """The weights that are gathered whole when a layer reads them."""
 
-    advice = "Raise min_size of kerasdist.Sharding, so that it stays whole on each worker."
+    advice = "Raise min_size of kerasdist.Sharding, so that each worker has the variable whole."
 
     def __init__(self, *, in_layers: bool) -> None:
         """Starts without weights; `in_layers`: whether layers read sharded weights."""

@@ -246,7 +246,7 @@ def draw_all() -> None:
     variables = [reference() for reference, _, _ in waiting]
     there = [number for number, one in enumerate(variables) if one is not None]
     freed = [one for group in _groups for one in group.freed()]
-    # A variable that is gone on one worker may be left on another, in a reference cycle.
+    # A variable that one worker has freed may still exist on another, in a reference cycle.
     on_all = job.all_gather_object("variables that have no values yet", [there, freed])
     gone = set.intersection(*({(group, place) for group, place in one} for _, one in on_all))
     for group in _groups if gone else ():
@@ -258,7 +258,7 @@ def draw_all() -> None:
 
 
 def draw_one(variable: keras.Variable, shard: Shard, workers: ProcessGroup) -> None:
-    """Draws a variable's values on the chief, and gives each worker its shard. All must call it."""
+    """Draws values on the chief, and gives each worker its shard. All workers must call it."""
     own, initializer = keras_compat.held_value(variable).detach(), shard.initializer
     shard.initializer = None
     with (

@@ -276,7 +276,7 @@ class GradientSum:
     def __init__(self, group: ProcessGroup, job: Job) -> None:
         self.group = group
         self._job = job
-        # by the variables' ids
+        # The variables on which the workers have agreed, by their ids.
         self._agreed: dict[tuple[int, ...], list[weakref.ref[keras.Variable]]] = {}
 
     @torch.no_grad()

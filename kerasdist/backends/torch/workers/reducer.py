@@ -75,7 +75,7 @@ class GradientReducer:
         weight: float,
         variables: Sequence[keras.Variable],
     ) -> list[torch.Tensor | None] | None:
-        """Returns the weighted sums of the workers' gradients; None for one that no worker has.
+        """Returns the workers' weighted sums of gradients; None for a gradient that no worker has.
 
         For a sharded gradient the method returns this worker's shard of the sum. Returns None if
         there are no buckets for this optimizer's gradients.
