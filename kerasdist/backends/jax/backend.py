@@ -170,7 +170,7 @@ def coordinates_of(devices: Sequence[Any]) -> list[list[tuple[int, ...]]] | None
 
 @final
 class JaxProfiler(Profiler):
-    """Lets XLA write its own files, and reads the one in Chrome's format."""
+    """Lets XLA write its own files, and reads the file in Chrome's format."""
 
     def start(self, folder: Path) -> None:
         """Starts recording."""

@@ -25,7 +25,7 @@ class StepFunction:
     program; a smaller last batch has a program of its own. Otherwise each step runs by itself.
 
     Attributes:
-        compiled: The step as programs.
+        compiled: The compiled programs of the step.
     """
 
     def __init__(

@@ -57,7 +57,7 @@ def recall(variable: keras.Variable) -> Components | None:
 
 
 def diverged(variables: Mapping[int, keras.Variable]) -> set[int]:
-    """Returns the ids of those of the variables that have components."""
+    """Returns the ids of the given variables that have components."""
     ids = [key for key in _of_variable.ids() if key in variables]
     return {key for key in ids if recall(variables[key]) is not None}
 
@@ -74,7 +74,7 @@ def derived(variable: keras.Variable, aggregate: jax.Array, replicas: int) -> ja
 
 
 def split_sum(total: jax.Array, replicas: int) -> tuple[jax.Array, jax.Array]:
-    """Divides a sum among replicas; returns the first replica's share, and that of each other."""
+    """Divides a sum among replicas; returns the first replica's share, and each other's share."""
     if jnp.issubdtype(total.dtype, jnp.integer):
         return shares_of_integers(total, replicas)
     share = divide(total, replicas)

@@ -1,12 +1,13 @@
 """Keeps an optimizer's variables in the host's memory between updates (`offload="optimizer"`).
 
 A step takes and returns these variables as arrays in page-locked memory of the host, which a device
-copies by itself. When the optimizer's code reads a variable, it is copied to the devices: during an
-update, the variables of one group of weights after the other. XLA would start all copies as soon as
-the step begins, and so hold everything on the device, because it drops optimization barriers
-between copies. So each copy is made to depend on the updated weights of the group before the last:
-two slices are copied, and where they begin is computed from such a weight. The result is always 0,
-but XLA cannot know that before the program runs.
+copies by itself. When the optimizer's code reads a variable, the step copies the variable to the
+devices. An update shall copy the variables of one group of weights after the other. But XLA drops
+optimization barriers between copies, so it would start all copies as soon as the step begins, and
+hold everything on the device. So each copy is made to depend on an updated weight of the group
+before the last: the variable is copied as two slices, and the position where the first slice begins
+is computed from that weight. The position is always 0, but XLA cannot know that before the program
+runs.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def to_host(values: Sequence[Any], shardings: Sequence[NamedSharding]) -> list[A
 
 
 def constrained(value: Any, sharding: Sharding) -> Any:
-    """Returns a step's array, laid out and in the memory that a sharding says; others unchanged."""
+    """Returns a step's array with a sharding, in the memory that it names; others unchanged."""
     if not isinstance(value, jax.Array):
         return value  # for example None, for a weight without a gradient
     put = jax.device_put if sharding.memory_kind == HOST else jax.lax.with_sharding_constraint
@@ -57,10 +58,10 @@ def constrained(value: Any, sharding: Sharding) -> Any:
 def read_in_order(
     optimizer: keras.Optimizer, values: Sequence[Any], shardings: Sequence[NamedSharding]
 ) -> Iterator[list[Any]]:
-    """Yields values for an optimizer's code, which are copied to the devices when it reads them.
+    """Yields values for an optimizer's code; a value is copied to the devices when it is read.
 
     Code with branches gets all values on the devices, because both branches must return arrays in
-    the same memory. In place of values a LossScaleOptimizer passes its inner optimizer's variables.
+    the same memory. A LossScaleOptimizer passes its inner optimizer's variables in place of values.
     """
     values = [_current(one) if isinstance(one, keras.Variable) else one for one in values]
     has_branches = optimizer.gradient_accumulation_steps or not keras_compat.is_builtin(
@@ -100,7 +101,7 @@ class _Copies:
         self._awaited: Any = None
 
     def of(self, variable: keras.Variable, value: Any) -> Any:
-        """Returns the copy of a value on the devices; other values unchanged."""
+        """Returns a copy of a host's value on the devices; other values unchanged."""
         how = self._on_host.get(id(value))
         if how is None:
             return value

@@ -65,7 +65,7 @@ class WorkerPlacement(Placement):
         begin_step: Callable[[], None],
         note_batch: Callable[[Hashable], None],
     ) -> None:
-        """Stores functions that are called before each user program, and with batches' shapes."""
+        """Stores `begin_step`, called before each program, and `note_batch`, called with shapes."""
         super().__init__(layout, begin_step)
         self._job = job
         self._note_shapes = note_batch
@@ -176,7 +176,7 @@ class WorkerPlacement(Placement):
         return np.concatenate(results, axis=-1)
 
     def chosen(self, numbers: Any) -> Any:
-        """Returns this worker's part of the numbers of a batch's rows; if uneven, all numbers."""
+        """Returns the numbers of this worker's rows of a batch; all numbers if these are uneven."""
         share, rest = divmod(len(numbers), self.layout.replicas)
         here = self.layout.local_replicas
         return numbers if rest else numbers[here.start * share : here.stop * share]
