@@ -77,7 +77,7 @@ class OrbaxFormat(CheckpointFormat):
         """Gives variables the values of a checkpoint; each process reads its devices' shards."""
         place = _place_of(replicas)
         sizes = [keras_compat.nbytes(variable) for _, variable in wanted]
-        # About 16 bundles at most, because each of them is a read of its own.
+        # At most about 16 bundles, because each bundle needs a read of its own.
         for some in in_bundles(wanted, sizes, max(_AT_ONCE, sum(sizes) // 16)):
             forms = dict[str, Any]()
             for key, variable in some:

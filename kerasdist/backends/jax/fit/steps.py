@@ -101,7 +101,7 @@ class StepFunction:
 
 
 def _count_alike(batches: Sequence[object]) -> int:
-    """Returns how many of the first batches equal the first one in structure, shapes and types.
+    """Returns how many batches at the beginning are equal in structure, shapes and types.
 
     Returns 0 if an array cannot be stacked: a sparse array, or keys of random generators.
     """

@@ -181,7 +181,7 @@ class JaxTrainer(ReplicatedTrainer):
             nonlocal run
             meter = current.meter if is_measured else None
             batches: Any = iterator if self.replicas.job is None else map(take, iterator)
-            rows: list[int] = []  # of each batch, once the steps have taken it
+            rows: list[int] = []  # of each batch that the steps have taken
 
             def counted(batch: object) -> object:
                 rows.append(metering.rows_of(batch))

@@ -2,8 +2,9 @@
 
 The variable's own value, which users read outside of replicas and which Keras saves, is always the
 aggregate of its components. The components are valid as long as that value is the array with which
-they were stored. After an assignment to the variable they are invalid, and the next `run` derives
-new components from the value, as ``tf.distribute`` does when a variable is assigned or restored.
+they were stored. After an assignment to the variable, the components are invalid, and the next
+`run` derives new components from the value, as ``tf.distribute`` does when a variable is assigned
+or restored.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Components:
-    """The components of one variable.
+    """The components of one variable on all replicas, and the value that belongs to them.
 
     Attributes:
         stack: An array of shape ``(replicas, ...)``, with one component per replica.

@@ -39,7 +39,7 @@ from kerasdist.job.job import FUNCTION, translating_failures
 
 # How many compiled versions a function keeps, for different shapes of arguments and constants.
 _VERSIONS = 128
-# Values of these types are compared by equality where functions are compared, others by identity.
+# To compare functions, values of these types are compared by equality, other values by identity.
 _VALUES = (bool, int, float, complex, str, bytes, type(None))
 # The most times that a function is traced until it creates no more variables.
 _TRACINGS = 4
@@ -52,7 +52,7 @@ def function(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def compiled(*args: object, **kwargs: object) -> Any:
         if scopes.program() is not None:
-            return function(*args, **kwargs)  # another program contains this call
+            return function(*args, **kwargs)  # the call becomes a part of the program being traced
         with translating_failures(FUNCTION):
             return program(function, args, kwargs)
 
@@ -189,7 +189,8 @@ class Programs:
         seen = [*cells, *used, *defaults[0], *defaults[1].values()]
         objects = [one for one in seen if type(one) not in _VALUES]
         if not all(type(one).__weakrefoffset__ for one in objects):
-            # A list, for example, has no weak references, so a new list may get its address.
+            # A list, for example, has no weak references. So a new list might get the address of a
+            # freed list, and pass for it.
             return Program()
         known_by = [_constant(one) if type(one) in _VALUES else id(one) for one in seen]
         key = code, id(function.__globals__), tuple(known_by), tuple(defaults[1])

@@ -120,7 +120,7 @@ class _Replay(Exchange):
 
 @final
 class Groups:
-    """Replicas, grouped by the shapes of their arguments."""
+    """Traces the code of replicas, which are grouped by the shapes of their arguments."""
 
     def __init__(self, shapes: Sequence[Any]) -> None:
         self.kinds = list(dict.fromkeys(shapes))

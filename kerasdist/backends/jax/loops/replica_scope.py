@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Differentiated:
-    """The value and the derivatives of a function.
+    """The result of differentiating a function: its value, its gradients and other results.
 
     Attributes:
         value: The value.

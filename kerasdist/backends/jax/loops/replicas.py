@@ -117,8 +117,8 @@ class JaxReplicaSet(ReplicaSet):
     def equalize(self, variables: Sequence[keras.Variable]) -> None:
         """Gives variables the chief's values, bit by bit, in one or a few collectives.
 
-        Sharded variables are left out, because workers compare these when they are initialized and
-        assigned.
+        Sharded variables are left out, because workers compare such variables when these are
+        initialized and assigned.
         """
         held = [one for one in variables if not is_sharded(keras_compat.stored_value(one))]
         if held:

@@ -125,7 +125,7 @@ class ProgramScope(Scope):
         return known is not None and known[1] is value
 
     def compute_on(self, place: Placement) -> None:
-        """Records the placement on which the program computes; refuses other devices than before."""
+        """Records the placement on which the program computes; refuses different devices."""
         places = [one.devices for one in (self.place or place, place)]
         if places[0] != places[1]:
             raise ScopeError(

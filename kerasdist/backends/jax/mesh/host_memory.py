@@ -31,7 +31,7 @@ _copies: ContextVar[_Copies | None] = ContextVar("copies", default=None)
 
 
 def to_device(values: Sequence[Any], shardings: Sequence[NamedSharding]) -> list[Any]:
-    """Returns a step's values; those that are in the host's memory are copied to the devices."""
+    """Returns a step's values; values in the host's memory are copied to the devices."""
     return [
         jax.device_put(value, in_device_memory(how)) if how.memory_kind == HOST else value
         for value, how in zip(values, shardings, strict=True)
@@ -39,7 +39,7 @@ def to_device(values: Sequence[Any], shardings: Sequence[NamedSharding]) -> list
 
 
 def to_host(values: Sequence[Any], shardings: Sequence[NamedSharding]) -> list[Any]:
-    """Returns a step's values; those that the host shall hold are copied to its memory."""
+    """Returns a step's values; values that the host shall hold are copied to the host."""
     return [
         jax.device_put(value, how) if how.memory_kind == HOST else value
         for value, how in zip(values, shardings, strict=True)
@@ -95,8 +95,8 @@ class _Copies:
         self._made: dict[int, Any] = {}
         self._weight: Any = None  # the last weight whose variables were copied
         self._bytes = 0  # the size of this group's copies so far
-        # An updated weight of the group before this one, and one of the group before that, for
-        # which the copies of this group wait.
+        # `_before` is an updated weight of the group before this group. `_awaited` is an updated
+        # weight of the group before that, for which the copies of this group wait.
         self._before: Any = None
         self._awaited: Any = None
 

@@ -39,7 +39,7 @@ _IN_HOST = "replica_in_host"
 _MUCH = 0.9
 WHOLE = PartitionSpec()
 
-# The weight to which each variable of an optimizer belongs, if it belongs to one.
+# For each variable of an optimizer: the weight to which the variable belongs, if there is one.
 _weights: VariableTable[Any] = VariableTable()
 
 # By weight: the axis that the layout map of the model's class shards over the mesh axis "batch",
@@ -237,7 +237,7 @@ class ByLayoutMap:
         if axes is None:
             return WHOLE
         # Axes of size 1 are left out, because JAX leaves them out in the specs that it returns, and
-        # both must be equal.
+        # the specs must be equal.
         return PartitionSpec(*map(self._names.get, axes))
 
     def update_spec(self, weight: keras.Variable) -> PartitionSpec:

@@ -176,7 +176,7 @@ def _store(original: Callable[..., Any], variable: keras.Variable, value: Any) -
     if place is None:
         return original(variable, value)
     sharding, dtype = place.layout.of_variable(variable), variable.dtype
-    # A NumPy array usually comes from a file; it is sharded without a copy of all of it.
+    # A NumPy array usually comes from a file; it is sharded without a full copy.
     on_host = isinstance(value, np.ndarray)
     if not on_host:
         value = keras_compat.ops.convert_to_tensor(value, dtype=dtype)

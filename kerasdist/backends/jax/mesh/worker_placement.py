@@ -170,7 +170,7 @@ class WorkerPlacement(Placement):
             own = jax.device_put(chunk[np.newaxis], self._own_first)
             shape = self._job.num_workers, chunk.size
             rows = jax.make_array_from_single_device_arrays(shape, self._of_workers, [own])
-            # This waits here, because a Ctrl-C would be lost while NumPy waits.
+            # JAX waits here, because a Ctrl-C would be lost while NumPy waits.
             result = jax.block_until_ready(exchange(rows))
             results.append(np.asarray(result.addressable_data(0)))
         return np.concatenate(results, axis=-1)
@@ -224,7 +224,7 @@ class WorkerPlacement(Placement):
 
     def compare(self, program: Any, *arguments: object) -> str:
         """Returns a program's digest; raises a DisagreementError if another worker's differs."""
-        # JAX has cached the lowered program, so this does not lower the program again.
+        # JAX has cached the lowered program, so `lower` does no work here.
         return results.require_equal_programs(self._job, program.lower(*arguments).as_text())
 
     def returned(self, leaf: Any, *, keeps_rows: bool) -> Any:

@@ -166,7 +166,7 @@ class Steps:
         """Returns a batch and its local batches; None for these if the batch is not divided."""
         replicas = self._replicas
         if isinstance(batch, WorkerShard) and not batch.least:
-            # Some workers have no more data, so they compute some rows of the other workers.
+            # Workers that have no more data compute some rows of the other workers.
             batch = of_all(self._group, batch.rows, "divide a batch")
         if replicas.is_plain or current.replica is not None:
             return batch, None

@@ -54,7 +54,7 @@ class CompiledCalls:
             with keras_compat.outside_stateless_scopes():
                 return self._compiled(model, args, kwargs)
         except private.compiler_errors() as error:
-            # `plain` would repeat a collective, while the other workers wait in the next one.
+            # `plain` would repeat a collective, while other workers wait in the next collective.
             if collectives.calls > before:
                 error.add_note("The model cannot be compiled: compile it with jit_compile=False.")
                 raise

@@ -1,8 +1,8 @@
 """Gives a torch module the parameters of the replica that runs the module.
 
 Keras reads its variables through the replica's scope, but torch's code takes parameters from the
-modules. So each method of a Keras layer that returns parameters is replaced by one that returns the
-values in the scope.
+modules. So each method of a Keras layer that returns parameters is replaced by a method that
+returns the values in the scope.
 """
 
 from __future__ import annotations

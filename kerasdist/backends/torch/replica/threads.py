@@ -156,7 +156,7 @@ class ReplicaThreads:
             except KeyboardInterrupt as interrupt:
                 with self._lock:
                     self._break(interrupt, by=rank)
-                self._wait(0)  # wait until others stop in a collective
+                self._wait(0)  # waits until the others have stopped, at a collective
 
     def _conclude(self, rank: int, combine: Callable[[Sequence[Any]], object]) -> None:
         """Combines the values in the last replica to arrive, while the others wait."""

@@ -45,7 +45,7 @@ Kept = tuple[tuple[torch.Tensor, ...], Version]
 
 @final
 class Components:
-    """The components of all variables on one strategy's replicas in this process."""
+    """Keeps the components of all variables on one strategy's replicas in this process."""
 
     def __init__(self, group: Group, local: range, replicas: int) -> None:
         """Starts without components."""

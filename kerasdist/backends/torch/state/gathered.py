@@ -125,7 +125,7 @@ class ShardedWeights(abc.ABC):
         """Drops gathered values, for example after an update."""
 
     def plain(self, structure: Any) -> Any:
-        """Returns a structure in which each tensor is a plain one with the full value."""
+        """Returns a structure in which each tensor is a plain tensor with the full value."""
         return structure
 
     def joint(self, structure: Any) -> Any:
@@ -153,7 +153,7 @@ class GatheredWeights(ShardedWeights):
         self._newest: WeightGroup | None = None
         self._leaves: VariableTable[Leaf] = VariableTable()
         self._gathered: dict[WeightGroup, list[Leaf]] = {}
-        # The gathers that were started before their group is used; at most one.
+        # By group: the gather that was started before the group is used. There is at most one.
         self._ahead: dict[WeightGroup, tuple[Waitable, torch.Tensor]] = {}
         self._by_address: dict[int, Leaf] = {}
         self._used: WeightGroup | None = None
@@ -288,7 +288,7 @@ class GatheredWeights(ShardedWeights):
     def _unpack(self, saved: torch.Tensor | _Saved) -> torch.Tensor:
         if isinstance(saved, torch.Tensor):
             return saved
-        # As autograd itself does, this refuses a tensor that was changed after it was saved.
+        # Like autograd itself, this function refuses a tensor that was changed after it was saved.
         if saved.version != saved.leaf.version:
             raise RuntimeError(
                 "Expected a backward pass before the weights that it needs are updated. Received: "

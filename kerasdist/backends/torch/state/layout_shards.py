@@ -1,4 +1,4 @@
-"""The block of a variable that one worker of a mesh holds."""
+"""Describes the block of a variable that one worker of a mesh holds, cuts and gathers it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @final
 class LayoutShard(Shard):
-    """Which block of a variable this worker holds.
+    """Describes which block of a variable this worker holds; cuts and gathers such blocks.
 
     Attributes:
         inner: The axis that is sharded over the workers of a replica; None if no axis is.

@@ -67,7 +67,7 @@ class LayoutOptimizer(ShardedOptimizer):
 
 @final
 class LayoutRules(ShardRules):
-    """Which variables of a strategy a LayoutMap shards.
+    """Decides, by a LayoutMap, which variables of a strategy are sharded.
 
     Attributes:
         row: The workers of this worker's replica.

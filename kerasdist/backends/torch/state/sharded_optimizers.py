@@ -162,7 +162,7 @@ def _initialize(
         strategy = _sharded_layers.get(maker)
     rules = _rules_of(strategy)
     if rules is not None and rules.shards_weights and rules.serves(variable):
-        assert strategy is not None  # it has rules
+        assert strategy is not None  # the rules are the strategy's
         ownership.record_owner(variable, strategy)
         rules.shard_weight(variable, initializer)
         if isinstance(maker, keras.Layer):
@@ -271,7 +271,7 @@ _NEEDED = (
 
 
 class ShardRules(abc.ABC):
-    """Which variables of a strategy are sharded, and how.
+    """Decides which variables of a strategy are sharded, and how.
 
     Attributes:
         shards_weights: Whether weights are sharded too, and not only the optimizer's slots.

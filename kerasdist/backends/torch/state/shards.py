@@ -43,7 +43,7 @@ _BLOCK = 1 << 20
 
 
 class Shard:
-    """Which values of one variable this worker holds.
+    """Describes which values of one variable this worker holds; cuts and gathers such shards.
 
     Attributes:
         shape: The variable's shape.
@@ -136,7 +136,7 @@ class WeightGroup:
         shard.together = self
 
     def accepts(self, variable: keras.Variable) -> bool:
-        """Returns whether a new weight may join: one of the same layer, or one that is small."""
+        """Returns whether a new weight may join: a weight of the same layer, or a small weight."""
         limit = self._group.bytes_per_pack or GROUP_BYTES
         stored = keras_compat.stored_value(variable)
         if not self.is_open or stored.device != self._empty.device:

@@ -1,6 +1,6 @@
 """Computes by torch's DTensor with weights that are sharded over the workers of one replica.
 
-In a step each trained weight, and each sharded one, has an autograd leaf of its own: a DTensor over
+In a step each weight that is trained or sharded has an autograd leaf of its own: a DTensor over
 the replica's workers, which uses the memory of this worker's shard. So whatever is computed with a
 weight is a DTensor, and so are all gradients. Other tensors are equal on these workers, and count
 as replicated (`implicit_replication`). Outside of models, where losses and metrics are computed,

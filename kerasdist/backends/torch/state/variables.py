@@ -159,8 +159,8 @@ class ReplicaScope(keras.StatelessScope):
         self.writes_equal = False
         self.written_equal: set[int] = set()
         self._aliases: dict[int, Alias] = {}
-        # The variables that were read, by id. They are kept alive here, so that no new variable can
-        # get the id of one of them.
+        # The variables that were read, by id. This dict keeps the variables alive, so that no new
+        # variable can get one of these ids.
         self._read: dict[int, keras.Variable] = {}
         # The variables that were assigned to, by id; `state_mapping` has their values.
         self.written: dict[int, keras.Variable] = {}

@@ -475,7 +475,7 @@ class ProcessGroup(Group):
     ) -> torch.Tensor:
         """Returns the sizes along an axis, one row per worker; checks all other sizes and types."""
         own = torch.tensor([_header(tensor) for tensor in tensors], dtype=torch.int64)
-        # Gloo sends this, also for tensors on GPUs, because the host needs the shapes.
+        # Gloo sends the headers, also for tensors on GPUs, because the host needs the shapes.
         every = self._gathered(own, own.device)
         place = 2 + (axis or 0)
         alike = every.clone()

@@ -56,7 +56,7 @@ class GradientReducer:
     def begin(self, scope: ReplicaScope) -> None:
         """Starts a step of the replica with this scope; makes new buckets if the old do not fit."""
         optimizer = self._model.optimizer
-        # Other optimizers may change gradients before they apply them.
+        # Any other optimizer may change the gradients before it applies them.
         if not keras_compat.applies_directly(optimizer):
             self._optimizer = None
             self._drop()

@@ -97,5 +97,5 @@ def _arrived(batch: object, event: torch.Event, device: torch.device) -> Any:
     current.wait_event(event)
     for leaf in flatten(_rows(batch)):
         if isinstance(leaf, torch.Tensor):
-            leaf.record_stream(current)  # made in the other stream, used and freed in this one
+            leaf.record_stream(current)  # made in another stream, used and freed in this stream
     return batch
