@@ -71,7 +71,7 @@ class TorchBackend(Backend):
             raise DeviceError(
                 "Expected devices of one kind. "
                 f"Received: devices={[str(device) for device in devices]}. "
-                "The slowest replica would set the pace: use the GPUs alone."
+                "All replicas would wait for the slowest device: use the GPUs alone."
             )
         if (job is not None or len(devices) > 1) and not {"cpu", "gpu"}.issuperset(kinds):
             raise UnsupportedError(

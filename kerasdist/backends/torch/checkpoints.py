@@ -60,7 +60,7 @@ class DcpFormat(CheckpointFormat):
         return found
 
     def save(self, path: str, tree: Mapping[str, Any], replicas: ReplicaSet | None) -> None:
-        """Writes variables: each process its shards, and some of the values that all hold."""
+        """Writes variables; each process writes its shards, and some values that all hold."""
         shards.draw_all()
         tensors: Any = keras.tree.map_structure(_tensor_of, tree)
         options: dict[str, Any] = {"planner": _SavePlanner(), **_group_of(replicas)}
@@ -116,8 +116,8 @@ def _at_work(path: str) -> Generator[None]:
         [rank, (cause, _)] = next(iter(error.failures.items()))
         raise OSError(
             f"Expected torch.distributed.checkpoint to do its work. Received: path={path!r}, with "
-            f"{type(cause).__name__} on worker {rank}: {cause}. See that the disk has room, and "
-            "that all workers may read and write there."
+            f"{type(cause).__name__} on worker {rank}: {cause}. Make sure that the disk has "
+            "room, and that all workers may read and write at this path."
         ) from error
 
 

@@ -211,7 +211,7 @@ class JaxTrainer(ReplicatedTrainer):
     def _with_rows_found(
         self, make: Callable[[], StepFunction], run: StepFunction, state: Any, batches: Any
     ) -> tuple[StepFunction, Iterator[Any]]:
-        """Finds how many rows a replica has memory for; returns steps with so many, and batches.
+        """Finds how many rows fit into a replica's memory; returns steps for these, and batches.
 
         No program runs, because XLA reports the memory that it would need. All workers must call
         this method.
@@ -273,7 +273,7 @@ class JaxTrainer(ReplicatedTrainer):
         return state
 
     def _copy_in_steps(self, variable: keras.Variable, name: str, index: int) -> Any:
-        """Copies a value that Keras's loop, in any thread, has taken out; None if it cannot yet."""
+        """Copies a value that Keras's loop, in any thread, has taken out; None if that fails now."""
         with donation.launching:
             stored, state = keras_compat.stored_value(variable), keras_compat.state_of(self.model)
             if stored is not None and not stored.is_deleted():

@@ -2,7 +2,7 @@
 
 A step takes and returns these variables as arrays in page-locked memory of the host, which a device
 copies by itself. When the optimizer's code reads a variable, the step copies the variable to the
-devices. An update shall copy the variables of one group of weights after the other. But XLA drops
+devices. An update must copy the variables of one group of weights after the other. But XLA drops
 optimization barriers between copies, so it would start all copies as soon as the step begins, and
 hold everything on the device. So each copy is made to depend on an updated weight of the group
 before the last: the variable is copied as two slices, and the position where the first slice begins
@@ -47,7 +47,7 @@ def to_host(values: Sequence[Any], shardings: Sequence[NamedSharding]) -> list[A
 
 
 def constrained(value: Any, sharding: Sharding) -> Any:
-    """Returns a step's array with a sharding, in the memory that it names; others unchanged."""
+    """Returns a step's array laid out by a sharding, in its memory kind; others unchanged."""
     if not isinstance(value, jax.Array):
         return value  # for example None, for a weight without a gradient
     put = jax.device_put if sharding.memory_kind == HOST else jax.lax.with_sharding_constraint

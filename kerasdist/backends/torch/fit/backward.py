@@ -28,7 +28,7 @@ def install() -> None:
 
 @final
 class _Place:
-    """The replica and the Keras scopes at one point of a step, to enter in another thread."""
+    """The replica and the Keras scopes at one point of a step, for another thread to enter."""
 
     def __init__(self, replica: ReplicaLike) -> None:
         self._replica = replica

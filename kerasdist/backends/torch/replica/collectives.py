@@ -305,7 +305,7 @@ class TorchCollectives(Collectives):
     def collect(
         self, label: str, tensor: torch.Tensor, axis: int, *, alike: bool
     ) -> tuple[torch.Tensor, int]:
-        """Concatenates the tensors of all replicas; also returns where this replica's begins.
+        """Concatenates all replicas' tensors; also returns where this replica's tensor begins.
 
         Args:
             label: The name of the operation, which must be the same on all replicas.

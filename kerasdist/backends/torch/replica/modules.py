@@ -115,8 +115,8 @@ def _call_module(
         raise ReplicaError(
             "Expected the replicas to pass through a torch module one after another. Received: "
             f"module={type(module).__name__}, held by another replica. A torch module cannot use a "
-            "collective (kd.global_batch, a Keras BatchNormalization); do that in a Keras layer "
-            "around it."
+            "collective (kd.global_batch, a Keras BatchNormalization); use the collective in a "
+            "Keras layer around the module."
         )
     _in_use.add(module)
     try:

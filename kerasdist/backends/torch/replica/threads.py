@@ -198,8 +198,8 @@ class ReplicaThreads:
             error = ReplicaError(
                 f"Expected every replica within {self._timeout:g} s. Received: no sign of "
                 f"{', '.join(missing)} ({self._waiting() or 'the others have ended their step'}). "
-                "Look for what it is waiting for; raise KERASDIST_MEETING_TIMEOUT if a step needs "
-                "longer."
+                "Look for what a missing replica waits for; raise KERASDIST_MEETING_TIMEOUT if a "
+                "step needs longer."
             )
             self._break(error, by=rank)
         raise error
@@ -226,7 +226,7 @@ class ReplicaThreads:
             "Expected all replicas to do the same number of collectives and optimizer steps. "
             f"Received: replica {finished} ended its step while others wait ({self._waiting()}). "
             "Replicas differ in their batch only: a branch that depends on the data must not "
-            "decide about them."
+            "decide whether a replica calls them."
         )
 
 

@@ -1,4 +1,4 @@
-"""Describes the block of a variable that one worker of a mesh holds, cuts and gathers it."""
+"""Describes the block of a variable that a worker of a mesh holds; cuts and gathers blocks."""
 
 from __future__ import annotations
 

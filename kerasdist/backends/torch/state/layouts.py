@@ -88,7 +88,7 @@ class LayoutRules(ShardRules):
             raise UnsupportedError(
                 "Expected a mesh of two axes for a LayoutMap on PyTorch: one that divides the "
                 f"batch, and one for variables. Received: a mesh of {sizes}. Set "
-                "KERAS_BACKEND=jax for it."
+                "KERAS_BACKEND=jax for such a mesh."
             )
         super().__init__(workers, job)
         self._axes = list(mesh.axis_names)

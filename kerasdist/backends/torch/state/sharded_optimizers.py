@@ -66,7 +66,7 @@ class ShardedOptimizer:
             self._weights.put(weight, new())
 
     def updated(self, weight: keras.Variable) -> Shard | None:
-        """Returns the shard of a weight that this worker updates; None if it updates it in full."""
+        """Returns the shard of a weight that this worker updates; None for an update in full."""
         held = shards.shard_of(weight)
         if held is None:
             return self._weights.get(weight)

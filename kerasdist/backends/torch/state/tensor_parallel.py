@@ -53,7 +53,7 @@ class Leaf:
     """
 
     def __init__(self, stored: torch.Tensor, shard: LayoutShard | None, mesh: Any) -> None:
-        """Makes the leaf of a stored tensor, which shares its memory unless it must be gathered."""
+        """Makes the leaf of a stored tensor, in its memory unless the leaf is gathered."""
         self._stored, self._shard = stored, shard
         self._is_gathered = shard is not None and shard.outer is not None
         self._part = stored.detach()

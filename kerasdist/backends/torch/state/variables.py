@@ -150,7 +150,8 @@ class ReplicaScope(keras.StatelessScope):
         self.device = device
         self.is_only = is_only  # whether this is the only replica of its process
         self._copies = copies
-        self._read_stored = keras_compat.value_reader()  # valid for long: a trial makes new scopes
+        # This reader is valid until a trial begins, and a trial makes scopes of its own.
+        self._read_stored = keras_compat.value_reader()
         self.weight = 1.0
         # Whether the step's backward pass has collectives besides the sums of gradients.
         self.sums_in_backward = False

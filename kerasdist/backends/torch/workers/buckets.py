@@ -335,7 +335,7 @@ def _channel(group: ProcessGroup, beside_gathers: bool) -> ProcessGroup:
 def _sharded_together(
     like: Mapping[int, torch.Tensor], shards: Mapping[int, Shard], most_bytes: int | None
 ) -> list[list[int]]:
-    """Groups the indices of sharded variables by `WeightGroup`, and without a group by size."""
+    """Groups the indices of sharded variables: by `WeightGroup`, or without a group by size."""
     groups: dict[tuple[int, torch.dtype], list[int]] = {}
     alone: dict[int, torch.Tensor] = {}
     for index, tensor in like.items():
