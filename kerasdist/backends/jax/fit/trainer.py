@@ -273,7 +273,7 @@ class JaxTrainer(ReplicatedTrainer):
         return state
 
     def _copy_in_steps(self, variable: keras.Variable, name: str, index: int) -> Any:
-        """Copies a value that Keras's loop, in any thread, has taken out; None if that fails now."""
+        """Copies a value that Keras's loop, in any thread, has taken out; None if it fails now."""
         with donation.launching:
             stored, state = keras_compat.stored_value(variable), keras_compat.state_of(self.model)
             if stored is not None and not stored.is_deleted():
