@@ -40,7 +40,7 @@ _CHUNK = 1 << 26
 @partial(jax.tree_util.register_dataclass, data_fields=["array"], meta_fields=["count"])
 @dataclass(frozen=True)
 class _Rows:
-    """An output of `predict`: `count` rows, and padding that makes them evenly divisible."""
+    """An output of `predict`: `count` rows, and padding so that replicas divide it evenly."""
 
     array: jax.Array
     count: int
@@ -176,7 +176,7 @@ class WorkerPlacement(Placement):
         return np.concatenate(results, axis=-1)
 
     def chosen(self, numbers: Any) -> Any:
-        """Returns the numbers of this worker's rows of a batch; all numbers if these are uneven."""
+        """Returns the numbers of this worker's rows; all numbers if the batch divides unevenly."""
         share, rest = divmod(len(numbers), self.layout.replicas)
         here = self.layout.local_replicas
         return numbers if rest else numbers[here.start * share : here.stop * share]

@@ -17,7 +17,7 @@ from kerasdist.core.devices import Device
 
 @final
 class Version:
-    """A tensor at one moment, to notice that it was changed or that another took its place."""
+    """A tensor at one moment, to notice a change of the tensor, or another tensor in its place."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._tensor, self._address = tensor, tensor.data_ptr()

@@ -68,7 +68,7 @@ if TYPE_CHECKING:
 
 @final
 class TorchReplicaSet(ReplicaSet):
-    """The devices of a strategy, with a thread for each device that runs its replica.
+    """The devices of a strategy, with a thread for each device, which runs the device's replica.
 
     Threads of one process take turns, but the kernels that a replica has launched on its GPU
     continue to run while the next replica launches its own. In a job each worker has one replica.
