@@ -199,9 +199,8 @@ class OverReplicas:
             f"Expected sharding={self._sharding.state!r} to divide most of a model. Received: "
             f"{self._replicas} replicas, which divide {share:.0%} of the bytes of large "
             f"variables; the others, such as {first.path!r} of shape {tuple(first.shape)}, have no "
-            "dimension that this number divides, and are whole on each replica. Choose a number of "
-            f"replicas that divides a dimension (here {fits[-1]}), or make a dimension a multiple "
-            "of the number."
+            "dimension that this number divides, and are whole on each replica. Choose a number "
+            f"that divides a dimension (here {fits[-1]}), or make a dimension its multiple."
         )
 
     def update_spec(self, weight: keras.Variable) -> PartitionSpec:

@@ -208,10 +208,9 @@ def _require_unchanged(before: Sequence[tuple[Any, str, Version]]) -> None:
         if not version.is_of(getattr(layer, name)):
             raise UnsupportedError(
                 "Expected a step to change Keras variables alone, of which each replica has its "
-                f"own. Received: a change of the buffer '{layer.name}.{name}', which was made by "
-                "register_buffer, and which all replicas share. Make the buffer a weight, with "
-                "self.add_weight(trainable=False), or put the module that has the buffer into "
-                "keras.layers.TorchModuleWrapper."
+                f"own. Received: a change of the buffer '{layer.name}.{name}', which all replicas "
+                "share. Make the buffer a weight, by self.add_weight(trainable=False), or put the "
+                "module that has the buffer into keras.layers.TorchModuleWrapper."
             )
 
 

@@ -30,9 +30,8 @@ _UNCOMPILED = (
     "are the same. "
 )
 _IN_THREADS = (
-    "Several replicas in one process are threads, each with its own view of the variables, which "
-    "torch.compile cannot follow. Start a process per device, which compiles: "
-    "`kerasdist run --workers gpu script.py`."
+    "torch.compile cannot follow replicas in threads, each with its own view of the variables. "
+    "A process per device compiles: `kerasdist run --workers gpu script.py`."
 )
 _GATHERS = (
     'With sharding="full" weights are gathered while the model runs, and with a LayoutMap it runs '

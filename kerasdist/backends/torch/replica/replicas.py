@@ -241,9 +241,8 @@ class TorchReplicaSet(ReplicaSet):
         if outer is not None and (rules.is_fit or outer.local_batch is not None):
             raise ScopeError(
                 "Expected the replicas to be free. Received: a call of a model's fit, evaluate or "
-                "predict in the function of a merge_call, or in a step of fit a call of `run` in "
-                "such a function. All replicas wait for that function. Make the call after the "
-                "step."
+                "predict in the function of a merge_call, or a call of `run` there in a step of "
+                "fit. All replicas wait for that function. Make the call after the step."
             )
         # Threads of the user may share a strategy, so only one of them runs a step at a time. Code
         # of a merge_call holds the lock already.
