@@ -236,7 +236,7 @@ class PlanningBackend(JaxBackend):
             raise UnsupportedError(
                 "Expected a sharding without `within` in a plan, which cannot predict how long "
                 f"machines take to add up shards. Received: sharding={sharding}. Leave out "
-                "`within`, and plan for one machine: with several, a device holds as much."
+                "`within`, and plan for one machine: on several machines, a device holds as much."
             )
         offload = (self._offload or options.offload) is not None
         options = dataclasses.replace(options, check="off", parameter_device=None, offload=None)

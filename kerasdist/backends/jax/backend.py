@@ -116,8 +116,8 @@ class JaxBackend(Backend):
             raise UnsupportedError(
                 f"{job.who} Expected each worker to have all devices of its replicas. Received: "
                 f"devices={len(devices)}, and a LayoutMap by which a replica has "
-                f"{options.devices_per_replica}. Divide the batch over more devices, and the "
-                "variables over fewer."
+                f"{options.devices_per_replica} devices. Divide the batch over more devices, and "
+                "the variables over fewer."
             )
         if here[0].platform == "cpu":
             connection.check_way_back(job)
@@ -170,7 +170,7 @@ def coordinates_of(devices: Sequence[Any]) -> list[list[tuple[int, ...]]] | None
 
 @final
 class JaxProfiler(Profiler):
-    """Lets XLA write its own files, and reads the one in Chrome's format."""
+    """Lets XLA write its own files, and reads the file in Chrome's format."""
 
     def start(self, folder: Path) -> None:
         """Starts recording."""
@@ -249,8 +249,8 @@ def _require_no_other_processes(kind: str) -> None:
             f"number {jax.process_index(kind)}. Received: a strategy of one process, since no "
             "environment describes the job (`kerasdist info` says what is missing): each process "
             "would train a model by itself, on all data. Set KERASDIST_WORKERS, KERASDIST_RANK and "
-            "KERASDIST_COORDINATOR on each, or start them with `kerasdist run`, and use "
-            "kerasdist.TPUStrategy() or kerasdist.MultiWorkerMirroredStrategy(). If the processes "
+            "KERASDIST_COORDINATOR in each process, or start the processes with `kerasdist run`, "
+            "and use kerasdist.TPUStrategy() or kerasdist.MultiWorkerMirroredStrategy(). If they "
             f"are to be independent, set the variable {kerasdist_variables.CLUSTER}=none."
         )
 

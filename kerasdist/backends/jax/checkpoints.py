@@ -77,7 +77,7 @@ class OrbaxFormat(CheckpointFormat):
         """Gives variables the values of a checkpoint; each process reads its devices' shards."""
         place = _place_of(replicas)
         sizes = [keras_compat.nbytes(variable) for _, variable in wanted]
-        # About 16 bundles at most, because each of them is a read of its own.
+        # At most about 16 bundles, because each bundle needs a read of its own.
         for some in in_bundles(wanted, sizes, max(_AT_ONCE, sum(sizes) // 16)):
             forms = dict[str, Any]()
             for key, variable in some:
@@ -107,7 +107,7 @@ class OrbaxFormat(CheckpointFormat):
 
 
 def _fail_together(handler: Any, job: Job) -> None:
-    """Makes an error of one worker, for which Orbax lets the others wait, an error on all workers.
+    """Turns an error of one worker, for which the others would wait, into an error on all workers.
 
     Orbax's `finalize`, which the chief alone calls, becomes the last part of `save`.
     """
@@ -130,7 +130,7 @@ def _reporting(work: Callable[..., Any], job: Job) -> Callable[..., Any]:
         result = error = text = None
         try:
             result = work(*args, **options)
-        except Exception as raised:  # noqa: BLE001 (raised below, when the others know of it)
+        except Exception as raised:  # noqa: BLE001 (raised below, when the other workers know of it)
             error, text = raised, f"{type(raised).__name__}: {raised}"[:1000]
         everyone = job.all_gather_object("errors of a checkpoint", text)
         if error is not None:

@@ -27,8 +27,8 @@ from kerasdist.job import listening
 from kerasdist.job.job import Job
 from kerasdist.job.monitor import GRACE_SECONDS
 
-# JAX's time-out for a lost worker, as a multiple of kerasdist's. It is longer, so that kerasdist
-# notices first and names the worker; JAX would end all processes and name none.
+# JAX's time-out for a lost worker, as a multiple of kerasdist's own. JAX's is longer, so that
+# kerasdist notices the loss first and names the worker; JAX would end all processes and name none.
 _LATER = 20
 
 # A part of the error message of JAX 0.10 that means that JAX has already started.

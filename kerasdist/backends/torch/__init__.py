@@ -1,1 +1,1 @@
-"""The backend of PyTorch: replicas are threads of one process, or in a job one per worker."""
+"""The backend of PyTorch: replicas are threads of one process; in a job each worker has one."""

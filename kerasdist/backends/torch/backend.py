@@ -71,7 +71,7 @@ class TorchBackend(Backend):
             raise DeviceError(
                 "Expected devices of one kind. "
                 f"Received: devices={[str(device) for device in devices]}. "
-                "The slowest replica would set the pace: use the GPUs alone."
+                "All replicas would wait for the slowest device: use the GPUs alone."
             )
         if (job is not None or len(devices) > 1) and not {"cpu", "gpu"}.issuperset(kinds):
             raise UnsupportedError(
@@ -98,7 +98,7 @@ class TorchBackend(Backend):
 
     def count_flops(self, function: Callable[..., object], *arguments: object) -> float:
         """Counts a call's operations by torch's own counter, with tensors that have no storage."""
-        # imported here, because few programs need this
+        # imported here, because few programs need this module
         from torch.utils.flop_counter import FlopCounterMode
 
         def empty(one: keras.KerasTensor) -> torch.Tensor:

@@ -43,7 +43,7 @@ class DcpFormat(CheckpointFormat):
         }
 
     def lacking(self, path: str, wanted: Mapping[Key, str]) -> list[str]:
-        """Returns the arrays of which a file on this machine is too short."""
+        """Describes the wanted arrays of which a file on this machine lacks values."""
         if whole_files.is_remote(path):
             return []
         names, metadata = _read(path)
@@ -60,7 +60,7 @@ class DcpFormat(CheckpointFormat):
         return found
 
     def save(self, path: str, tree: Mapping[str, Any], replicas: ReplicaSet | None) -> None:
-        """Writes variables; each process writes its shards, and a part of what all hold."""
+        """Writes variables; each process writes its shards, and some values that all hold."""
         shards.draw_all()
         tensors: Any = keras.tree.map_structure(_tensor_of, tree)
         options: dict[str, Any] = {"planner": _SavePlanner(), **_group_of(replicas)}
@@ -78,7 +78,7 @@ class DcpFormat(CheckpointFormat):
         for key, variable in wanted:
             shard = shards.shard_of(variable)
             if shard is not None:
-                shard.initializer = None  # what a file fills is not drawn
+                shard.initializer = None  # the file gives the values, so none are drawn
             own = _tensor_of(variable)
             targets[names[key]] = torch.empty_like(own) if is_on_read(variable) else own
         with torch.no_grad(), _at_work(path):
@@ -104,9 +104,9 @@ def _group_of(replicas: Any) -> dict[str, Any]:
 
 @contextmanager
 def _at_work(path: str) -> Generator[None]:
-    """Raises an ordinary error in place of torch's, which no `except Exception` catches.
+    """Raises an OSError in place of torch's error, which `except Exception` does not catch.
 
-    Torch's warning that there is one process is hidden.
+    The context also hides torch's warning that only one process takes part.
     """
     try:
         with warnings.catch_warnings():
@@ -116,8 +116,8 @@ def _at_work(path: str) -> Generator[None]:
         [rank, (cause, _)] = next(iter(error.failures.items()))
         raise OSError(
             f"Expected torch.distributed.checkpoint to do its work. Received: path={path!r}, with "
-            f"{type(cause).__name__} on worker {rank}: {cause}. See that the disk has room, and "
-            "that all workers may read and write there."
+            f"{type(cause).__name__} on worker {rank}: {cause}. Make sure that the disk has "
+            "room, and that all workers may read and write at this path."
         ) from error
 
 
@@ -134,7 +134,7 @@ class _SavePlanner(dcp.DefaultSavePlanner):
     """Records which variable is being written, for the errors of `_Writer`.
 
     Attributes:
-        path: The path of the variable of which a value was asked for last.
+        path: The path of the variable whose value torch has asked for last.
     """
 
     path = ""
@@ -168,7 +168,7 @@ class _Writer(dcp.FileSystemWriter):
 
 
 def _first_of(error: BaseException) -> BaseException:
-    """Returns the first error of a chain: torch's own writer of archives adds another one."""
+    """Returns the first error of a chain, because torch's archive writer adds errors of its own."""
     while error.__context__ is not None:
         error = error.__context__
     return error
@@ -176,7 +176,7 @@ def _first_of(error: BaseException) -> BaseException:
 
 @final
 class _FlatShard(torch.Tensor):
-    """A range of a variable's flattened values; the library asks for the boxes that it has."""
+    """A range of a variable's flattened values, which torch's checkpoints see as several boxes."""
 
     shard: shards.Shard
 
@@ -188,7 +188,7 @@ class _FlatShard(torch.Tensor):
         return found
 
     def size(self) -> torch.Size:
-        """Returns the variable's shape, with which the library compares that in the file."""
+        """Returns the variable's shape, which torch compares with the shape in the file."""
         return torch.Size(self.shard.shape)
 
     def __create_chunk_list__(self) -> list[dcp.ChunkStorageMetadata]:
@@ -227,7 +227,7 @@ def _boxes(shape: Sequence[int], begin: int, end: int) -> Generator[_Box]:
         return
     while begin < end:
         along, inner = 0, math.prod(shape[1:])
-        while begin % inner or begin + inner > end:  # it does not begin or end with an entry here
+        while begin % inner or begin + inner > end:  # no whole entry of this axis begins here
             along += 1
             inner //= shape[along]
         offsets = tuple(map(int, np.unravel_index(begin, shape)))

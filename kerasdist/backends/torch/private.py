@@ -28,7 +28,8 @@ def _copy_one_by_one(targets: Sequence[torch.Tensor], sources: Sequence[torch.Te
         target.copy_(source)
 
 
-# The first call of each function up to `_looked_up` replaces it by torch's own: no wrapper is left.
+# The first call of each function from here to `_looked_up` replaces the function by torch's own, so
+# later calls have no wrapper.
 
 
 def multiply_each(tensors: Sequence[torch.Tensor], factor: float) -> Sequence[torch.Tensor]:
@@ -39,12 +40,12 @@ def multiply_each(tensors: Sequence[torch.Tensor], factor: float) -> Sequence[to
 
 
 def add_to_each(tensors: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> object:
-    """Adds another tensor to each tensor, in place."""
+    """Adds to each tensor, in place, the other tensor at the same position."""
     return _looked_up("add_to_each", internals.ADD_TO_EACH, _add_one_by_one)(tensors, others)
 
 
 def copy_to_each(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> object:
-    """Copies another tensor's values into each tensor."""
+    """Copies into each target the values of the source at the same position."""
     return _looked_up("copy_to_each", internals.COPY_TO_EACH, _copy_one_by_one)(targets, sources)
 
 
@@ -65,13 +66,13 @@ def saved_tensors_hooks(in_traces: bool) -> Any:
 
 
 def may_be_transformed() -> bool:
-    """Returns whether a transform of torch.func is active, or if that is unknown, True."""
+    """Returns whether a transform of torch.func is active; True if torch cannot tell."""
     active = internals.ARE_TRANSFORMS_ACTIVE
     return _looked_up("may_be_transformed", active, lambda: True)()
 
 
 def _looked_up(name: str, internal: Internal, otherwise: Callable[..., Any]) -> Callable[..., Any]:
-    """Binds a name of this module to torch's function, or to `otherwise`, and returns that."""
+    """Binds a name of this module to torch's function, or else to `otherwise`; returns it."""
     found = internal.get() if internal.is_there() else otherwise
     globals()[name] = found
     return found
@@ -105,7 +106,7 @@ Run = Callable[[Any, Sequence[Any], Mapping[str, Any]], object]
 def intercept(run: Run, kind: type | None = None) -> AbstractContextManager[object]:
     """Returns a context in which ``run(operation, args, kwargs)`` runs each operation of torch.
 
-    With `kind`, a class of tensors, it runs only the operations that have such an argument.
+    With `kind`, a class of tensors, `run` gets only operations with an argument of that class.
     """
     return _interceptor()(run, kind)
 

@@ -100,7 +100,7 @@ def _of_all_workers(own: WorkerShard, place: WorkerPlacement) -> Any:
             "Expected batches that differ by worker in nothing but their number of examples: "
             "on JAX the workers run one program. Received: shapes="
             f"{[tuple(leaf.shape) for leaf in arrays(own.rows)]} on worker {own.rank}, and "
-            "others on other workers. Pad the examples to one shape."
+            "other shapes on other workers. Pad the examples to one shape."
         )
     leaves = jax.tree.leaves(own.rows)
     equal = len(set(own.sizes)) == 1 and own.total % place.layout.replicas == 0

@@ -48,7 +48,7 @@ class _InSteps:
 _in_steps: VariableTable[_InSteps] = VariableTable()
 
 
-# By the id of a variable: the thread that passes its value to a program and stores the new one.
+# By a variable's id: the thread that passes its value to a program and stores the new value.
 _passed: dict[int, int] = {}
 _passed_on = threading.Condition()
 
@@ -119,7 +119,7 @@ def mark_unread(variables: Iterable[keras.Variable], arrays: Iterable[jax.Array]
 
 
 def consumable(variables: Iterable[keras.Variable], arrays: Sequence[jax.Array]) -> list[jax.Array]:
-    """Returns arrays to consume: variables' own, or copies if other code may refer to these."""
+    """Returns arrays to consume: variables' arrays, or copies if other code may refer to these."""
     return [
         array if _unread.get(variable) is array else copied(array)
         for variable, array in zip(variables, arrays, strict=True)

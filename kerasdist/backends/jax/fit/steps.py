@@ -25,7 +25,7 @@ class StepFunction:
     program; a smaller last batch has a program of its own. Otherwise each step runs by itself.
 
     Attributes:
-        compiled: The step as programs.
+        compiled: The compiled programs of the step.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class StepFunction:
 
 
 def _count_alike(batches: Sequence[object]) -> int:
-    """Returns how many of the first batches equal the first one in structure, shapes and types.
+    """Returns how many batches at the beginning are equal in structure, shapes and types.
 
     Returns 0 if an array cannot be stacked: a sparse array, or keys of random generators.
     """

@@ -113,7 +113,7 @@ class JaxTrainer(ReplicatedTrainer):
     def require_passes(self) -> None:
         """Refuses a model that is known not to support calls in several passes."""
         if self.model.run_eagerly:
-            raise refused("run_eagerly=True, where all rows of a batch come before the next")
+            raise refused("run_eagerly=True, by which an operation runs for all rows at once")
         super().require_passes()
 
     def make_train_function(self, original: Original, force: bool = False) -> None:
@@ -170,7 +170,7 @@ class JaxTrainer(ReplicatedTrainer):
         if getattr(model, attribute) is not None and not force:
             return
         if self.replicas.num_replicas > 1:
-            prepare(model, self.strategy)  # its metrics in a custom loop
+            prepare(model, self.strategy)  # also refuses inexact losses
         arrays = self.replicas.arrays
         make = partial(StepFunction, model, step, arrays, keeps_outputs=keeps_outputs)
         run = make()
@@ -181,7 +181,7 @@ class JaxTrainer(ReplicatedTrainer):
             nonlocal run
             meter = current.meter if is_measured else None
             batches: Any = iterator if self.replicas.job is None else map(take, iterator)
-            rows: list[int] = []  # of each batch, once the steps have taken it
+            rows: list[int] = []  # of each batch that the steps have taken
 
             def counted(batch: object) -> object:
                 rows.append(metering.rows_of(batch))
@@ -196,7 +196,7 @@ class JaxTrainer(ReplicatedTrainer):
             except BaseException:
                 # Keras has taken the values out of the variables for the time of the step. After an
                 # error they must be put back, or variables would be initialized again. But a step
-                # that failed on the devices, as when a worker is lost, has already consumed them.
+                # that failed on the devices, as when a worker is lost, has consumed these values.
                 self._is_lost = any(value.is_deleted() for value in jax.tree.leaves(state))
                 if not self._is_lost:
                     keras_compat.put_state(model, dict(zip(names, state, strict=True)))
@@ -211,7 +211,7 @@ class JaxTrainer(ReplicatedTrainer):
     def _with_rows_found(
         self, make: Callable[[], StepFunction], run: StepFunction, state: Any, batches: Any
     ) -> tuple[StepFunction, Iterator[Any]]:
-        """Finds how many rows a replica has memory for; returns steps with that many, and the data.
+        """Finds how many rows fit into a replica's memory; returns steps for these, and batches.
 
         No program runs, because XLA reports the memory that it would need. All workers must call
         this method.
@@ -221,7 +221,7 @@ class JaxTrainer(ReplicatedTrainer):
 
         def attempt(batch: Any) -> None:
             nonlocal run
-            if self.most_rows is not None:  # for other rows in a pass, steps are traced again
+            if self.most_rows is not None:  # another number of rows needs a new trace
                 run = make()
             needed = run.compiled.bytes_needed(state, [replicas.arrays.batch(batch)])
             free = replicas.free_bytes()
@@ -255,7 +255,7 @@ class JaxTrainer(ReplicatedTrainer):
                 variables[name] = list(model.optimizer.variables)
             elif which.get(name):
                 variables[name] = list(getattr(model, name))
-        # Keras's own method reads variables as users do, so sharded ones would be gathered.
+        # Keras's own method reads variables as users do, so sharded values would be gathered.
         values = tuple(map(keras_compat.stored_values, variables.values()))
         if any(one is None for several in values for one in several):
             raise self._in_use()
@@ -273,7 +273,7 @@ class JaxTrainer(ReplicatedTrainer):
         return state
 
     def _copy_in_steps(self, variable: keras.Variable, name: str, index: int) -> Any:
-        """Copies a value that Keras's loop, in any thread, has taken out; None if it cannot now."""
+        """Copies a value that Keras's loop, in any thread, has taken out; None if it fails now."""
         with donation.launching:
             stored, state = keras_compat.stored_value(variable), keras_compat.state_of(self.model)
             if stored is not None and not stored.is_deleted():

@@ -2,8 +2,9 @@
 
 The variable's own value, which users read outside of replicas and which Keras saves, is always the
 aggregate of its components. The components are valid as long as that value is the array with which
-they were stored. After an assignment to the variable they are invalid, and the next `run` derives
-new components from the value, as ``tf.distribute`` does when a variable is assigned or restored.
+they were stored. After an assignment to the variable, the components are invalid, and the next
+`run` derives new components from the value, as ``tf.distribute`` does when a variable is assigned
+or restored.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Components:
-    """The components of one variable.
+    """The components of one variable on all replicas, and the value that belongs to them.
 
     Attributes:
         stack: An array of shape ``(replicas, ...)``, with one component per replica.
@@ -57,7 +58,7 @@ def recall(variable: keras.Variable) -> Components | None:
 
 
 def diverged(variables: Mapping[int, keras.Variable]) -> set[int]:
-    """Returns the ids of those of the variables that have components."""
+    """Returns the ids of the given variables that have components."""
     ids = [key for key in _of_variable.ids() if key in variables]
     return {key for key in ids if recall(variables[key]) is not None}
 
@@ -74,7 +75,7 @@ def derived(variable: keras.Variable, aggregate: jax.Array, replicas: int) -> ja
 
 
 def split_sum(total: jax.Array, replicas: int) -> tuple[jax.Array, jax.Array]:
-    """Divides a sum among replicas; returns the first replica's share, and that of each other."""
+    """Divides a sum among replicas; returns the first replica's share, and each other's share."""
     if jnp.issubdtype(total.dtype, jnp.integer):
         return shares_of_integers(total, replicas)
     share = divide(total, replicas)

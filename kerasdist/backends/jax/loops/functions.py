@@ -3,8 +3,8 @@
 A program is a function whose inputs and outputs include the Keras variables that it uses. A first
 trace finds the variables that the user's function reads and writes; variables that it creates then
 get their initial values. In the next trace the variables' values are inputs besides the arguments,
-and their new values are outputs besides the results. Traces are repeated until one needs no further
-variable.
+and their new values are outputs besides the results. Traces are repeated until a trace needs no
+further variable.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from kerasdist.job.job import FUNCTION, translating_failures
 
 # How many compiled versions a function keeps, for different shapes of arguments and constants.
 _VERSIONS = 128
-# Values of these types are compared by equality where functions are compared, others by identity.
+# To compare functions, values of these types are compared by equality, other values by identity.
 _VALUES = (bool, int, float, complex, str, bytes, type(None))
 # The most times that a function is traced until it creates no more variables.
 _TRACINGS = 4
@@ -52,7 +52,7 @@ def function(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def compiled(*args: object, **kwargs: object) -> Any:
         if scopes.program() is not None:
-            return function(*args, **kwargs)  # another program contains this call
+            return function(*args, **kwargs)  # the call becomes a part of the program being traced
         with translating_failures(FUNCTION):
             return program(function, args, kwargs)
 
@@ -62,7 +62,7 @@ def function(function: Callable[..., Any]) -> Callable[..., Any]:
 def value_and_grad(
     function: Callable[[], Any], variables: Sequence[keras.Variable], has_aux: bool
 ) -> tuple[Any, list[Any]]:
-    """Returns a function's result and gradients; in an `OverlayScope`, variables are its inputs."""
+    """Returns a function's result and gradients; an `OverlayScope` makes variables its inputs."""
     outer = scopes.current()
     by_key = {id(variable): variable for variable in variables}
     values = [_value(outer, variable) for variable in by_key.values()]
@@ -152,7 +152,7 @@ class _Kept(Generic[_Value]):
 
 @final
 class Programs:
-    """The programs of functions; each lives as long as its function.
+    """The programs of functions; each program lives as long as its function.
 
     Functions with the same code that refer to the same objects, as a lambda in a loop does, share a
     program.
@@ -189,7 +189,8 @@ class Programs:
         seen = [*cells, *used, *defaults[0], *defaults[1].values()]
         objects = [one for one in seen if type(one) not in _VALUES]
         if not all(type(one).__weakrefoffset__ for one in objects):
-            # A list, for example, has no weak references, so a new one may get its address unseen.
+            # A list, for example, has no weak references. So a new list might get the address of a
+            # freed list, and pass for it.
             return Program()
         known_by = [_constant(one) if type(one) in _VALUES else id(one) for one in seen]
         key = code, id(function.__globals__), tuple(known_by), tuple(defaults[1])
@@ -228,8 +229,8 @@ class Program:
                 executable = self._keep(key, executable.extended(None), objects)
             for _ in range(_TRACINGS):
                 try:
-                    # Not `donation.launching`: a callback from the program to the host may itself
-                    # call functions, from another thread.
+                    # `donation.launching` is not entered here, because a callback from the program
+                    # to the host may itself call functions, from another thread.
                     with donation.passing(executable.known):
                         outputs = executable.launch(traced, arguments.arrays)
                     break
@@ -280,7 +281,7 @@ class _Arguments:
             raise ScopeError(
                 "Expected arrays. Received: a value that JAX is tracing, in a call of "
                 "strategy.run or of a kerasdist.function. Use kerasdist.function instead of "
-                "jax.jit around it, and kerasdist.value_and_grad instead of jax.grad."
+                "jax.jit around the call, and kerasdist.value_and_grad instead of jax.grad."
             )
         if not isinstance(leaf, keras.Variable) and hasattr(leaf, "__array__"):
             # An array of another framework, such as a batch of tf.data, becomes a NumPy array.
@@ -349,8 +350,9 @@ class Executable:
         # The function that JAX traces. It is set only during a call, because it refers to user code
         # and arguments, which this object must not keep alive.
         self._traced: Callable[..., Any] | None = None
-        # What a trace has found: the ids of variables whose new values are returned, and of those
-        # whose new components are; the results that are no arrays; the structure of the results.
+        # What a trace has found: the ids of variables whose new values the program returns; the ids
+        # of variables whose new components it returns; the results that are not arrays; and the
+        # structure of the results.
         self._written: list[int] = []
         self._written_apart: list[int] = []
         self._constants: list[Any] = []
@@ -362,14 +364,14 @@ class Executable:
         return {key: reference() for key, reference in self.known.items()}
 
     def is_outdated(self) -> bool:
-        """Returns whether a variable was frozen, or has got components, since the trace."""
+        """Returns whether a variable was frozen or unfrozen, or got components, since the trace."""
         variables = self.variables()
         if any(variables[one].trainable is not was for one, was in self._trainable.items()):
             return True
         return self.place is not None and not components.diverged(variables) <= {*self.held}
 
     def extended(self, scope: scopes.ProgramScope | None) -> Executable:
-        """Returns an executable with the other variables, or the mesh, that a trace has found."""
+        """Returns an executable with the further variables, or the mesh, that a trace has found."""
         known = self.variables()
         consumed = dict(list(known.items())[: self._consumed])
         held = {*self.held}
@@ -397,8 +399,8 @@ class Executable:
                     self._digest = self.place.compare(self._compiled, *arguments)
                 self.place.record(self._digest[:12])
             # A launch is one call of C code, and Python raises KeyboardInterrupt only between its
-            # own instructions. So none can come between the moments when old values are consumed
-            # and new values are kept.
+            # own instructions. So no interrupt can come after old values are consumed and before
+            # new values are kept.
             results.extend(map(self._compiled, *([one] for one in arguments)))
         finally:
             self._traced = None
@@ -445,7 +447,7 @@ class Executable:
         place = self.place
         if place is None:
             return jax.jit(self._program, donate_argnums=0)
-        # None: the sharding that `Placement.constrained` has chosen in the program.
+        # None: the sharding that `host_memory.constrained` has set in the program.
         variables = None if place.layout.shards_state else place.whole
         return jax.jit(self._program, donate_argnums=0, out_shardings=(variables, place.rows, None))
 

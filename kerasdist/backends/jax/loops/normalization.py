@@ -49,9 +49,10 @@ def moments(
     Args:
         layout: The mesh.
         inputs: Floating-point values. Axis 0 is sharded over the replicas, and has at least one row
-            for each.
+            for each replica.
         axes: The axes to reduce, 0 among them.
-        mask: Which values count, in the shape of the inputs without the last axis; None for all.
+        mask: Which values count, in the shape of the inputs without the last axis; None if all
+            values count.
     """
     axes = tuple(axes)
     weights = None

@@ -37,7 +37,7 @@ class Traced:
     """The code of a replica, traced to its end.
 
     Attributes:
-        scope: The scope of its variables.
+        scope: The scope through which the code used variables.
         results: The leaves of the code's result.
         form: The structure of these leaves.
     """
@@ -97,7 +97,7 @@ class _Replay(Exchange):
     def differentiated(
         self, scope: Any, alone: Callable[[], Differentiated], joint: Any, by: Any
     ) -> Differentiated:
-        """Differentiates one size's code by itself if it exchanges nothing, else all together."""
+        """Differentiates a group's code alone if it exchanges nothing, else all groups' code."""
         if scopes.current() is not self.base:
             return alone()
         self._derivatives += 1
@@ -120,7 +120,7 @@ class _Replay(Exchange):
 
 @final
 class Groups:
-    """Replicas, grouped by the shapes of their arguments."""
+    """Traces the code of replicas, which are grouped by the shapes of their arguments."""
 
     def __init__(self, shapes: Sequence[Any]) -> None:
         self.kinds = list(dict.fromkeys(shapes))
@@ -129,10 +129,10 @@ class Groups:
     def run(self, trace: Trace) -> tuple[Traced, dict[int, Any], dict[int, tuple[Any, ...]]]:
         """Traces the code of all replicas, for all groups.
 
-        Returns three things. The first is the first group's trace, in which each device's own
-        results stand, padded if their shapes differ. The second is the replicas' components of
-        written variables, by the variable's id. The third is the replicas' shapes of each padded
-        result, by the result's index.
+        Returns three things. The first is the first group's trace, whose results are replaced by
+        each device's own results, padded if their shapes differ. The second is the replicas'
+        components of written variables, by the variable's id. The third is the replicas' shapes of
+        each padded result, by the result's index.
         """
         ends: list[Traced] = self._ends(trace)
         first = ends[0]

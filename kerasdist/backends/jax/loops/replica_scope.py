@@ -36,11 +36,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Differentiated:
-    """The value and the derivatives of a function.
+    """The result of differentiating a function: its value, its gradients and other results.
 
     Attributes:
         value: The value.
-        gradients: One gradient for each value with respect to which it was differentiated.
+        gradients: One gradient for each value by which the function was differentiated.
         parts: Arrays that the function returned besides the value.
         notes: Python objects of the call, such as its scope.
     """
@@ -236,7 +236,7 @@ class JaxCollectives(Collectives):
         return self._scope.exchange.gather(keras_compat.ops.convert_to_tensor(tensor), axis)
 
     def equal_writes(self) -> AbstractContextManager[None]:
-        """Returns a context in which all replicas assign equal values, so that none are sent."""
+        """Returns a context in which all replicas assign equal values, which need not be sent."""
         return self._scope.writing("equal")
 
     def apply_gradients(
@@ -247,7 +247,7 @@ class JaxCollectives(Collectives):
             return apply(optimizer, gradients, variables)
         known = keras_compat.optimized_variables(optimizer) if variables is None else variables
         given = {index: one for index, one in enumerate(gradients) if one is not None}
-        # The gradient of a float8 scale, for example, is its next value, so the maximum is taken.
+        # The gradient of a float8 scale is the scale's next value, so the maximum is taken.
         replaced = [index for index in given if known[index].overwrite_with_gradient]
         added = [index for index in given if index not in replaced]
         sums = dict(zip(added, self.all_sum([given[index] for index in added]), strict=True))

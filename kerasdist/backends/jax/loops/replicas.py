@@ -90,7 +90,7 @@ class JaxReplicaSet(ReplicaSet):
         return JaxRunner(self, self.arrays)
 
     def free_bytes(self) -> int | None:
-        """Returns how much memory is free on the fullest device here; None for CPUs."""
+        """Returns how much memory is free on the fullest local device; None for CPUs."""
         known = [one for device in self.arrays.layout.local if (one := device.memory_stats())]
         return min((one["bytes_limit"] - one["bytes_in_use"] for one in known), default=None)
 
@@ -117,8 +117,8 @@ class JaxReplicaSet(ReplicaSet):
     def equalize(self, variables: Sequence[keras.Variable]) -> None:
         """Gives variables the chief's values, bit by bit, in one or a few collectives.
 
-        Sharded variables are left out, because workers compare these when they are initialized and
-        assigned.
+        Sharded variables are left out, because workers compare such variables when these are
+        initialized and assigned.
         """
         held = [one for one in variables if not is_sharded(keras_compat.stored_value(one))]
         if held:
@@ -130,7 +130,7 @@ class JaxReplicaSet(ReplicaSet):
 
     def held(self, variable: keras.Variable) -> tuple[str, str, tuple[int, ...]]:
         """Returns which axes of the mesh divide a variable, why, and a shard's shape."""
-        layout: Layout = self.logical_devices  # that of a plan has devices of other machines
+        layout: Layout = self.logical_devices  # a plan's layout has devices of other machines
         [sharding], (how, why, shape) = layout.of_variables([variable]), super().held(variable)
         if layout.rule is not None:
             why = layout.rule.why(variable)

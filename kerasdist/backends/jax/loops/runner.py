@@ -261,7 +261,7 @@ class JaxRunner(Runner):
         """Returns components in one array, to which this process contributes its own components."""
         largest = largest_of(shapes) if shapes[0] else ()
         parts = [padded(self._place.copy_if_shared(part), largest)[None] for part in here]
-        # No tracer, because the array lives longer than a program that is being traced.
+        # The array must be no tracer, because it outlives a program that is being traced.
         with jax.ensure_compile_time_eval():
             array = self._place.assemble(parts, (self._replicas, *largest))
         return stacked(array, shapes)
@@ -298,8 +298,8 @@ class JaxRunner(Runner):
             raise UnsupportedError(
                 "Expected distributed values of several workers to be made outside of strategy.run "
                 "and of a kerasdist.function: all workers run one program, and the values differ "
-                "by worker. Received: a call in such a function. Make the value before, and give "
-                "it as an argument."
+                "by worker. Received: a call in such a function. Make the value before the "
+                "function runs, and pass it as an argument."
             )
         job, here = self._replica_set.job, len(self._place.layout.local_replicas)
         values: list[Any] = []
@@ -378,7 +378,7 @@ class JaxRunner(Runner):
         return source_of(value, self._replicas)
 
     def _launched(self, function: Callable[..., Any], source: Source, *how: object) -> Any:
-        """Applies a function to components: in the program being traced, or in one of its own."""
+        """Applies a function to components: in the program being traced, or in a new program."""
         if scopes.program() is not None or is_traced(source.array):
             return function(source, *how)
         self._place.record(function.__qualname__, "of", source.array.dtype, source.array.shape)

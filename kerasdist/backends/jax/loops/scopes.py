@@ -125,13 +125,13 @@ class ProgramScope(Scope):
         return known is not None and known[1] is value
 
     def compute_on(self, place: Placement) -> None:
-        """Records the placement on which the program computes; refuses another one's devices."""
+        """Records the placement on which the program computes; refuses different devices."""
         places = [one.devices for one in (self.place or place, place)]
         if places[0] != places[1]:
             raise ScopeError(
                 "Expected the strategies that a kerasdist.function uses to have the same devices. "
                 f"Received: devices={[list(map(str, devices)) for devices in places]}. Write a "
-                "function for each."
+                "function for each strategy."
             )
         self.place = self.place or place
 

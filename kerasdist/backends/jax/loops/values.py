@@ -43,7 +43,7 @@ class Source(Sequence[Any]):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of a component; if the shapes differ, the smallest one in which all fit."""
+        """The shape of a component; if the shapes differ, the smallest shape in which all fit."""
         return tuple(self.array.shape)
 
     @property
@@ -89,7 +89,7 @@ class Stacked(Source):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of a component; if the shapes differ, the smallest one in which all fit."""
+        """The shape of a component; if the shapes differ, the smallest shape in which all fit."""
         return tuple(self.array.shape[1:])
 
     def stacked(self) -> Any:
@@ -126,7 +126,7 @@ class Equal(Source):
 
 @final
 class Own(Source):
-    """Components in replica code, which has this replica's one; an all-gather gets the others."""
+    """Components in replica code: it holds its replica's component, and gathers the others."""
 
     def stacked(self) -> Any:
         """Gathers the components of all replicas."""
@@ -226,7 +226,7 @@ def own(structure: Any) -> Any:
 
 
 def of_own(structure: Any, replicas: int) -> Any:
-    """Replaces each array in a structure by a value of which this replica has that component."""
+    """Replaces each array by a distributed value, of which it is this replica's component."""
     return map_values(
         lambda leaf: PerReplica(Own(leaf, replicas)) if is_array(leaf) else leaf, structure
     )
@@ -260,7 +260,7 @@ def is_number(part: object) -> bool:
 
 
 def source_of(value: DistributedValues, replicas: int | None = None) -> Source:
-    """Returns a value's components in one array; refuses components of other types or ranks."""
+    """Returns a value's components in one array; refuses components of different types or ranks."""
     source = joined(value, replicas)
     if source is not None:
         return source
@@ -270,8 +270,8 @@ def source_of(value: DistributedValues, replicas: int | None = None) -> Source:
     ]
     raise UnsupportedError(
         "Expected arrays of one type and one number of axes as the components of a distributed "
-        f"value: on JAX the replicas run one program. Received: components={kinds}. Make them "
-        "alike, or compute the value from the replica's number in the function."
+        f"value: on JAX the replicas run one program. Received: components={kinds}. Make the "
+        "components alike, or compute the value from the replica's number in the function."
     )
 
 

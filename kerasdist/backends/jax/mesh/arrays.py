@@ -53,7 +53,7 @@ def _class_of_arrays() -> type:
 
 def is_placed(leaf: object, sharding: Sharding) -> bool:
     """Returns whether a leaf is a JAX array with this sharding."""
-    # Usually both are the same object, and then the slow comparison of meshes is not needed.
+    # Usually both shardings are one object, so the slow comparison of meshes is not needed.
     return isinstance(leaf, jax.Array) and (leaf.sharding is sharding or leaf.sharding == sharding)
 
 
@@ -89,12 +89,12 @@ def parts_of(array: np.ndarray[Any, Any], dtype: str, sharding: Sharding) -> jax
     ]
     made = jax.make_array_from_single_device_arrays(array.shape, sharding, parts)
     jax.block_until_ready(made)  # the caller may change the array
-    gc.collect(0)  # JAX frees NumPy's arrays in a collection, or when it takes the next array
+    gc.collect(0)  # JAX frees NumPy's arrays in a garbage collection, or with the next array
     return made
 
 
 def in_bundles(items: Iterable[_Item], sizes: Iterable[int], most: int) -> Iterator[list[_Item]]:
-    """Yields consecutive items together, about `most` bytes of them; one may be larger."""
+    """Yields lists of consecutive items, of about `most` bytes each; an item may be larger."""
     pairs = zip(accumulate(sizes), items, strict=True)
     for _, bundle in groupby(pairs, lambda pair: pair[0] // most):
         yield [item for _, item in bundle]

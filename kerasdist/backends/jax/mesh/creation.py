@@ -32,7 +32,7 @@ def _made(
     *args: Any,
     **kwargs: Any,
 ) -> None:
-    """Makes a variable; in a program, also one whose initial value is an array."""
+    """Makes a variable; in a program, also a variable whose initial value is an array."""
     if (
         scopes.current() is not None
         and not callable(initializer)

@@ -74,7 +74,7 @@ def in_groups(step: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
 @final
 @dataclass(eq=False)
 class _Value:
-    """A value of a step.
+    """A value of the traced step: an array, or a recipe by which an array is made.
 
     Attributes:
         type: The value's shape and type.
@@ -83,7 +83,7 @@ class _Value:
         is_constant: Whether the value is a number or an array in the code.
         sources: The weights from which this value is made, if it is a recipe; otherwise empty.
         array: The array of a value that is not a recipe, after it was computed.
-        order: A number that grows from value to value, the same on all workers.
+        order: A number that grows from value to value, and is the same on all workers.
     """
 
     type: Any
@@ -108,8 +108,9 @@ class _Operation:
     Attributes:
         equation: The operation in JAX's form; None for an optimization barrier.
         number: The position among the operations that make arrays.
-        shards: How each input is sharded before the operation; None if it is left as it is.
-        scatters: Whether it makes shards from full values; if so, the next group waits for them.
+        shards: How each input is sharded before the operation; None for an unchanged input.
+        scatters: Whether the operation makes shards from full values; if so, the next group waits
+            for these shards.
     """
 
     equation: _Equation | None
@@ -193,7 +194,7 @@ class _Reader:
     def _inline(self, equation: _Equation, inputs: Sequence[_Value]) -> list[_Value]:
         if equation.params.get("differentiated") and equation.params.get("prevent_cse"):
             # As in JAX, a barrier keeps operations that the backward pass repeats apart from those
-            # of the forward pass. It leaves out weights, because these are gathered elsewhere.
+            # of the forward pass. The barrier leaves out weights, which are gathered elsewhere.
             apart = [one for one in inputs if not (one.sources or _is_weight(one))]
             made = self._add(_Operation(None, apart), [one.type for one in apart])
             again = dict(zip(apart, made, strict=True))
@@ -221,7 +222,7 @@ class _Reader:
         if _scatters(equation, inputs):
             operation.scatters = True
         elif name == "dot_general" and any(one.is_state for one in inputs):
-            # The gradient of a factor is made from the full gradient of a low-rank product.
+            # As in LoRA: the gradient of a factor is made from a low-rank product's full gradient.
             shards = [None if one.is_state else self._products.get(one.form) for one in inputs]
             if any(shards):
                 operation.shards, operation.scatters = shards, True
@@ -271,7 +272,7 @@ def _is_weight(value: _Value) -> bool:
 def _expands(equation: _Equation) -> bool:
     """Returns whether a product or a lookup makes more elements than it reads.
 
-    LoRA's products do, and so do lookups of scales, of which each belongs to a group of weights.
+    LoRA's products do. Lookups of scales do too, because a scale belongs to a group of weights.
     """
     if equation.primitive.name not in ("dot_general", "gather"):
         return False
@@ -363,9 +364,9 @@ class _Run:
                 one.array = array
 
     def _ties(self, number: int) -> list[_Value]:
-        """Returns values that the next group's gathers must wait for, so that they start now.
+        """Returns values for which the next group's gathers must wait, so that they start now.
 
-        These exist when this group begins, but did not when the previous group began.
+        These values exist when this group begins, but did not exist when the previous group began.
         """
         first, before = self._groups[number].first, self._groups[max(number - 1, 0)]
         given = [one for one in first.inputs if not (one.sources or one.is_state)]

@@ -1,12 +1,13 @@
 """Keeps an optimizer's variables in the host's memory between updates (`offload="optimizer"`).
 
 A step takes and returns these variables as arrays in page-locked memory of the host, which a device
-copies by itself. When the optimizer's code reads a variable, it is copied to the devices: during an
-update, the variables of one group of weights after the other. XLA would start all copies as soon as
-the step begins, and so hold everything on the device, because it drops optimization barriers
-between copies. So each copy is made to depend on the updated weights of the group before the last:
-two slices are copied, and where they begin is computed from such a weight. The result is always 0,
-but XLA cannot know that before the program runs.
+copies by itself. When the optimizer's code reads a variable, the step copies the variable to the
+devices. An update must copy the variables of one group of weights after the other. But XLA drops
+optimization barriers between copies, so it would start all copies as soon as the step begins, and
+hold everything on the device. So each copy is made to depend on an updated weight of the group
+before the last: the variable is copied as two slices, and the position where the first slice begins
+is computed from that weight. The position is always 0, but XLA cannot know that before the program
+runs.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _copies: ContextVar[_Copies | None] = ContextVar("copies", default=None)
 
 
 def to_device(values: Sequence[Any], shardings: Sequence[NamedSharding]) -> list[Any]:
-    """Returns a step's values; those that are in the host's memory are copied to the devices."""
+    """Returns a step's values; values in the host's memory are copied to the devices."""
     return [
         jax.device_put(value, in_device_memory(how)) if how.memory_kind == HOST else value
         for value, how in zip(values, shardings, strict=True)
@@ -38,7 +39,7 @@ def to_device(values: Sequence[Any], shardings: Sequence[NamedSharding]) -> list
 
 
 def to_host(values: Sequence[Any], shardings: Sequence[NamedSharding]) -> list[Any]:
-    """Returns a step's values; those that the host shall hold are copied to its memory."""
+    """Returns a step's values; values that the host shall hold are copied to the host."""
     return [
         jax.device_put(value, how) if how.memory_kind == HOST else value
         for value, how in zip(values, shardings, strict=True)
@@ -46,7 +47,7 @@ def to_host(values: Sequence[Any], shardings: Sequence[NamedSharding]) -> list[A
 
 
 def constrained(value: Any, sharding: Sharding) -> Any:
-    """Returns a step's array, laid out and in the memory that a sharding says; others unchanged."""
+    """Returns a step's array laid out by a sharding, in its memory kind; others unchanged."""
     if not isinstance(value, jax.Array):
         return value  # for example None, for a weight without a gradient
     put = jax.device_put if sharding.memory_kind == HOST else jax.lax.with_sharding_constraint
@@ -57,10 +58,10 @@ def constrained(value: Any, sharding: Sharding) -> Any:
 def read_in_order(
     optimizer: keras.Optimizer, values: Sequence[Any], shardings: Sequence[NamedSharding]
 ) -> Iterator[list[Any]]:
-    """Yields values for an optimizer's code, which are copied to the devices when it reads them.
+    """Yields values for an optimizer's code; a value is copied to the devices when it is read.
 
     Code with branches gets all values on the devices, because both branches must return arrays in
-    the same memory. In place of values a LossScaleOptimizer passes its inner optimizer's variables.
+    the same memory. A LossScaleOptimizer passes its inner optimizer's variables in place of values.
     """
     values = [_current(one) if isinstance(one, keras.Variable) else one for one in values]
     has_branches = optimizer.gradient_accumulation_steps or not keras_compat.is_builtin(
@@ -94,13 +95,13 @@ class _Copies:
         self._made: dict[int, Any] = {}
         self._weight: Any = None  # the last weight whose variables were copied
         self._bytes = 0  # the size of this group's copies so far
-        # An updated weight of the group before this one, and one of the group before that, for
-        # which the copies of this group wait.
+        # `_before` is an updated weight of the group before this group. `_awaited` is an updated
+        # weight of the group before that, for which the copies of this group wait.
         self._before: Any = None
         self._awaited: Any = None
 
     def of(self, variable: keras.Variable, value: Any) -> Any:
-        """Returns the copy of a value on the devices; other values unchanged."""
+        """Returns a copy of a host's value on the devices; other values unchanged."""
         how = self._on_host.get(id(value))
         if how is None:
             return value

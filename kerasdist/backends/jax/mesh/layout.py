@@ -39,7 +39,7 @@ _IN_HOST = "replica_in_host"
 _MUCH = 0.9
 WHOLE = PartitionSpec()
 
-# The weight to which each variable of an optimizer belongs, if it belongs to one.
+# For each variable of an optimizer: the weight to which the variable belongs, if there is one.
 _weights: VariableTable[Any] = VariableTable()
 
 # By weight: the axis that the layout map of the model's class shards over the mesh axis "batch",
@@ -50,7 +50,7 @@ _own_axes: VariableTable[tuple[int | None, str]] = VariableTable()
 
 @final
 class _Thread(threading.local):
-    """The weight for which this thread makes a slot, and the layout of the step that it traces."""
+    """By thread: the weight for which an optimizer makes a variable, and a traced step's layout."""
 
     weight: Any = None
     layout: Layout | None = None
@@ -197,10 +197,10 @@ class OverReplicas:
         fits = [n for n in range(1, self._replicas) if any(one % n == 0 for one in first.shape)]
         warn_user(
             f"Expected sharding={self._sharding.state!r} to divide most of a model. Received: "
-            f"{self._replicas} replicas, which divide {share:.0%} of the bytes of its large "
+            f"{self._replicas} replicas, which divide {share:.0%} of the bytes of large "
             f"variables; the others, such as {first.path!r} of shape {tuple(first.shape)}, have no "
             "dimension that this number divides, and are whole on each replica. Choose a number "
-            f"that divides a dimension (here {fits[-1]}), or a dimension that the number divides."
+            f"that divides a dimension (here {fits[-1]}), or make a dimension its multiple."
         )
 
     def update_spec(self, weight: keras.Variable) -> PartitionSpec:
@@ -236,7 +236,7 @@ class ByLayoutMap:
         if axes is None:
             return WHOLE
         # Axes of size 1 are left out, because JAX leaves them out in the specs that it returns, and
-        # both must be equal.
+        # the specs must be equal.
         return PartitionSpec(*map(self._names.get, axes))
 
     def update_spec(self, weight: keras.Variable) -> PartitionSpec:
@@ -366,7 +366,7 @@ class Layout:
         return self.rows if is_even else self.whole
 
     def of_variables(self, variables: Sequence[keras.Variable]) -> list[NamedSharding]:
-        """Returns the shardings of variables' values; None means that each device has all."""
+        """Returns the shardings of variables' values; for None, that of a value on all devices."""
         if not self.shards_state:
             return [self.whole] * len(variables)
         return [self.whole if one is None else self.of_variable(one) for one in variables]
@@ -383,7 +383,7 @@ class Layout:
         return NamedSharding(self.shard_mesh, spec, memory_kind=kind)
 
     def offloads(self, variable: keras.Variable) -> bool:
-        """Returns whether a variable, a large one of an optimizer, is in the host's memory."""
+        """Returns whether the host's memory holds a variable: a large variable of an optimizer."""
         is_of_weight = self.offload and weight_of(variable) is not variable
         return is_of_weight and not is_small(self.sharding, variable.shape)
 
@@ -408,7 +408,7 @@ class Layout:
         self.splits.add(rules)
 
     def assign(self, tensor: jax.Array, device: int) -> jax.Array:
-        """Replicates a step's tensor on all logical devices, and so on the requested one."""
+        """Replicates a step's tensor on all logical devices, and so on the requested device."""
         if not 0 <= device < self.splits.logical_devices:
             raise ValueError(
                 "Expected logical_device_id to be one of the "
@@ -462,7 +462,7 @@ def _check_hosts(replicas: int, hosts: int) -> int:
 def _mapped(
     devices: Sequence[Any], layout_map: Any, of_workers: bool
 ) -> tuple[list[Any], tuple[int, ...], list[str], ByLayoutMap]:
-    """Returns a LayoutMap's devices in order, the sizes and names of a replica's axes, the rule."""
+    """Returns a LayoutMap's devices, the sizes and names of a replica's axes, and the rule."""
     mesh = layout_map.device_mesh
     wanted = [str(name) for name in np.ravel(mesh.devices)]
     if of_workers:
@@ -485,7 +485,7 @@ def _mapped(
 def _grid(devices: Sequence[Any], shape: tuple[int, ...], *, keep_order: bool = False) -> Any:
     """Arranges devices in a grid of this shape, so that a replica's logical devices are neighbours.
 
-    `keep_order`: for several workers, because each of them has all devices of its replicas.
+    `keep_order` is for several workers, each of which has all devices of its replicas.
     """
     is_torus = len(shape) > 1 and devices[0].platform == "tpu" and not keep_order
     if is_torus and CREATE_DEVICE_MESH.is_there():
@@ -499,7 +499,7 @@ def _grid(devices: Sequence[Any], shape: tuple[int, ...], *, keep_order: bool = 
 
 
 def _are_of_workers(devices: Sequence[Any]) -> bool:
-    """Returns whether the devices belong to several processes; a plan's devices belong to none."""
+    """Returns whether the devices belong to several running processes; a plan's devices do not."""
     return jax.process_count() > 1 and len({one.process_index for one in devices}) > 1
 
 

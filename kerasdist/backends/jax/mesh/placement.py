@@ -89,7 +89,7 @@ class Placement:
     def __init__(
         self, layout: Layout, begin_step: Callable[[], None] = lambda: None, home: Any = None
     ) -> None:
-        """Stores the mesh, and the device on which new variables are made (None: the first one)."""
+        """Stores the mesh; `home` is the device of new variables, None for the default."""
         self.layout = layout
         self.mesh, self.whole, self.rows = layout.mesh, layout.whole, layout.rows
         self.devices = tuple(layout.mesh.devices.flat)
@@ -107,7 +107,7 @@ class Placement:
         """Returns a context in which new variables are made on their device."""
         chosen = jax.config.jax_default_device  # type: ignore[attr-defined]
         default = chosen or jax.local_devices()[0]
-        # A default device is set only if needed, because JAX recompiles functions for another one.
+        # The default device is set only if needed, because JAX recompiles functions after that.
         if default == self._home:
             return contextlib.nullcontext()
         return jax.default_device(self._home)
@@ -156,7 +156,7 @@ class Placement:
         return array if is_placed(array, self.rows) else self.put(array, self.whole)
 
     def assemble(self, parts: Sequence[Any], shape: tuple[int, ...]) -> jax.Array:
-        """Makes an array that is sharded over the replicas, from the rows of each replica here."""
+        """Makes an array that is sharded over the replicas, from the rows of local replicas."""
         first, rows = self.layout.local_replicas.start, shape[0] // self.layout.replicas
 
         def part(index: Any) -> Any:
@@ -226,8 +226,8 @@ class Placement:
     ) -> tuple[Any, Any]:
         """Runs a program that takes a step with each batch.
 
-        If several workers compare their programs, `seen` has the digests of those that have run, by
-        the shapes of their batches.
+        If several workers compare their programs, `seen` has the digests of the programs that have
+        run, by the shapes of their batches.
         """
         with donation.launching:
             return program(state, batches)
@@ -287,7 +287,7 @@ class CentralPlacement(Placement):
 
 @final
 class CompiledStep:
-    """A step, compiled for batches that enter divided, and for those that enter whole.
+    """A step, compiled for batches that enter divided, and for batches that enter whole.
 
     JAX consumes (donates) the state that is passed to a program.
     """
@@ -307,11 +307,11 @@ class CompiledStep:
         self._seen: dict[Hashable, str] = {}
 
     def __call__(self, state: Any, batches: Sequence[Any]) -> tuple[list[Any], Any]:
-        """Takes a step with each batch, in one program; all have the same shapes and types.
+        """Runs a step with each batch, in one program; all batches have equal shapes and types.
 
-        Returns a list of the outputs, of the last step only unless Keras keeps the rows, and the
-        new state. Raises `OtherStateError`, before anything has run, if there are several batches
-        and XLA cannot loop over the step.
+        Returns a list of outputs (of every step if Keras keeps the rows, else of the last step) and
+        the new state. Raises `OtherStateError`, before anything has run, if there are several
+        batches and XLA cannot loop over the step.
         """
         return self._place.launch(self.program(state, batches), state, batches, self._seen)
 

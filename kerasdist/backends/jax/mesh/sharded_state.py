@@ -1,8 +1,8 @@
 """Sharded state (`sharding=`): how it is made, read, written and used in a step.
 
 Code outside of compiled programs reads full values, so each read of a sharded variable gathers it.
-With several workers, all of them must make, read and write the variable together, and they wait for
-each other. If one worker read or wrote a variable alone, its collective would meet a different
+With several workers, all of them must make, read and write such a variable together, and they wait
+for each other. If one worker read or wrote a variable alone, its collective would meet a different
 program of the other workers.
 
 A step of `fit` takes each device's shards. A weight that is sharded over the replicas is gathered
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 # The placements of strategies whose state is sharded, or on the host, between steps.
 _placements: weakref.WeakSet[Placement] = weakref.WeakSet()
 
-# So many bytes of variables may come and go before libc gives memory back.
+# How many bytes of variables may be made before libc is asked to return free memory.
 _KEPT = 1 << 25
 
 
@@ -95,7 +95,7 @@ def _place_of(variable: keras.Variable) -> Placement | None:
 def _initialize(original: Callable[..., Any], variable: keras.Variable, initializer: Any) -> None:
     """Gives a new variable its initial value, of which each device holds a shard.
 
-    By an initializer of Keras each device draws its own shard, so nothing holds the whole value.
+    With an initializer of Keras, each device draws its own shard, so none holds the full value.
     """
     place = _place_of(variable)
     if place is None:
@@ -126,9 +126,9 @@ def _initialize(original: Callable[..., Any], variable: keras.Variable, initiali
 
 
 def _kind_of(initializer: Any) -> tuple[str, int | None]:
-    """Returns how an initializer of Keras draws, and its seed, None if it draws nothing.
+    """Returns how an initializer of Keras draws, and its seed; the seed is None if it has none.
 
-    Returns "" for any other initializer.
+    Returns "" and 0 for any other initializer.
     """
     seed = getattr(initializer, "seed", None)
     if not isinstance(seed, int | None) or not keras_compat.is_builtin(type(initializer)):
@@ -168,7 +168,7 @@ def _shard_new(
 
 
 def _store(original: Callable[..., Any], variable: keras.Variable, value: Any) -> Any:
-    """Shards a value that is assigned between programs, so that no two are full at a time."""
+    """Shards a value that is assigned between programs, so that only one is full at a time."""
     if weight_files.is_compared(variable, value):
         return value
     in_scope = keras_compat.get_stateless_scope() is not None
@@ -176,7 +176,7 @@ def _store(original: Callable[..., Any], variable: keras.Variable, value: Any) -
     if place is None:
         return original(variable, value)
     sharding, dtype = place.layout.of_variable(variable), variable.dtype
-    # A NumPy array usually comes from a file; it is sharded without a copy of all of it.
+    # A NumPy array usually comes from a file; it is sharded without a full copy.
     on_host = isinstance(value, np.ndarray)
     if not on_host:
         value = keras_compat.ops.convert_to_tensor(value, dtype=dtype)
@@ -188,7 +188,7 @@ def _store(original: Callable[..., Any], variable: keras.Variable, value: Any) -
             return checksum_in_type(value, dtype)
         return checksums_of([value])
 
-    # A worker may assign alone to a variable that is not sharded, but in the host's memory.
+    # A worker may assign alone to a variable that is on the host, but not sharded.
     alone = contextlib.nullcontext(True) if sharding.is_fully_replicated else None
     with alone or place.together(_work("assignment", variable), checksum) as is_same:
         if not is_same:
@@ -203,7 +203,7 @@ def _store(original: Callable[..., Any], variable: keras.Variable, value: Any) -
 
 @final
 class _Freed:
-    """How many bytes of variables have come and gone since libc last returned memory."""
+    """How many bytes of variables were made since libc last returned free memory."""
 
     since = 0
 
@@ -220,7 +220,7 @@ def give_back(variable: keras.Variable) -> None:
         return
     _Freed.since = 0
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
-    if trim is not None:  # glibc has it
+    if trim is not None:  # glibc has this function
         trim(0)
 
 

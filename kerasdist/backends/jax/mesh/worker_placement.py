@@ -40,7 +40,7 @@ _CHUNK = 1 << 26
 @partial(jax.tree_util.register_dataclass, data_fields=["array"], meta_fields=["count"])
 @dataclass(frozen=True)
 class _Rows:
-    """An output of `predict`: `count` rows, and padding that makes them evenly divisible."""
+    """An output of `predict`: `count` rows, and padding so that replicas divide it evenly."""
 
     array: jax.Array
     count: int
@@ -65,7 +65,7 @@ class WorkerPlacement(Placement):
         begin_step: Callable[[], None],
         note_batch: Callable[[Hashable], None],
     ) -> None:
-        """Stores functions that are called before each user program, and with batches' shapes."""
+        """Stores `begin_step`, called before each program, and `note_batch`, called with shapes."""
         super().__init__(layout, begin_step)
         self._job = job
         self._note_shapes = note_batch
@@ -170,13 +170,13 @@ class WorkerPlacement(Placement):
             own = jax.device_put(chunk[np.newaxis], self._own_first)
             shape = self._job.num_workers, chunk.size
             rows = jax.make_array_from_single_device_arrays(shape, self._of_workers, [own])
-            # This waits here, because a Ctrl-C would be lost while NumPy waits.
+            # JAX waits here, because a Ctrl-C would be lost while NumPy waits.
             result = jax.block_until_ready(exchange(rows))
             results.append(np.asarray(result.addressable_data(0)))
         return np.concatenate(results, axis=-1)
 
     def chosen(self, numbers: Any) -> Any:
-        """Returns this worker's part of the numbers of a batch's rows; if uneven, all numbers."""
+        """Returns the numbers of this worker's rows; all numbers if the batch divides unevenly."""
         share, rest = divmod(len(numbers), self.layout.replicas)
         here = self.layout.local_replicas
         return numbers if rest else numbers[here.start * share : here.stop * share]
@@ -224,7 +224,7 @@ class WorkerPlacement(Placement):
 
     def compare(self, program: Any, *arguments: object) -> str:
         """Returns a program's digest; raises a DisagreementError if another worker's differs."""
-        # JAX has cached the lowered program, so this does not lower the program again.
+        # JAX has cached the lowered program, so `lower` does no work here.
         return results.require_equal_programs(self._job, program.lower(*arguments).as_text())
 
     def returned(self, leaf: Any, *, keeps_rows: bool) -> Any:

@@ -28,7 +28,7 @@ def install() -> None:
 
 @final
 class _Place:
-    """The replica and the Keras scopes at one point of a step."""
+    """The replica and the Keras scopes at one point of a step, for another thread to enter."""
 
     def __init__(self, replica: ReplicaLike) -> None:
         self._replica = replica
@@ -99,8 +99,9 @@ def _with_custom_gradient(
         if not isinstance(result, tuple):  # Keras allows functions that return no gradient
             return result
         output, gradient = result
-        # A gradient function keeps what `forward` has read until the backward pass. For gathered
-        # frozen weights that is too much memory, so their gradient function is made again then.
+        # Until the backward pass, a gradient function keeps alive what `forward` has read. Gathered
+        # frozen weights would need too much memory. For these, the backward pass calls `forward`
+        # once more, which makes the gradient function again.
         known = None if keeps_weights else gradient
 
         def placed_gradient(*args: object, **kwargs: object) -> Any:

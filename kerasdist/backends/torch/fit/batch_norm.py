@@ -2,8 +2,9 @@
 
 Keras computes batch normalization by elementary operations, and torch differentiates each of them.
 These operations need about twenty passes over the memory, while on GPUs torch's own function needs
-four. The statistics may come from the global batch. So a function with a gradient of its own
-computes them (`Moments`, on CPUs too), and torch's function gets them as if it were for inference.
+four. But in training torch's function would take the statistics from its own inputs, while the
+statistics may have to come from the global batch. So `Moments`, a function with a gradient of its
+own, computes the statistics (on CPUs too), and torch's function gets them as in inference.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def moments(inputs: torch.Tensor, axes: Sequence[int]) -> tuple[torch.Tensor, to
 def rows_of(inputs: torch.Tensor, axes: Sequence[int]) -> torch.Tensor | None:
     """Returns float32 inputs as a matrix with a column per channel; None for other inputs.
 
-    Whether the result is None is equal on all replicas, also on one that has no rows.
+    The result is None on all replicas or on none; a replica without rows is no exception.
     """
     kind = inputs.device.type
     if (
@@ -54,7 +55,7 @@ def rows_of(inputs: torch.Tensor, axes: Sequence[int]) -> torch.Tensor | None:
 
 
 def _moments_of(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns mean and variance of each column, zeros without rows."""
+    """Returns mean and variance of each column; zeros if there are no rows."""
     if not len(rows):
         return rows.new_zeros(rows.shape[1]), rows.new_zeros(rows.shape[1])
     if rows.device.type == _DEVICE:
@@ -83,7 +84,7 @@ class Moments(torch.autograd.Function):
     def forward(
         ctx: Any, rows: torch.Tensor, replica: Any, label: str
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns both; `replica` has the collectives of the replicas, or is None."""
+        """Returns both moments: of these rows if `replica` is None, else of all replicas' rows."""
         mean, variance = _moments_of(rows)
         count: Any = len(rows)
         if replica is not None:
@@ -122,8 +123,8 @@ def _normalized(  # noqa: PLR0917  Keras's parameters
     is_last = axis in (-1, x.ndim - 1)
     if not is_last or current.replica is None or not _serves(x, channels):
         return original(x, mean, variance, axis, offset, scale, epsilon)
-    # torch's function has no gradients of mean and variance, so it takes these as constants, and a
-    # scale and an offset that depend on them as the result does.
+    # torch's function computes no gradients of the mean and the variance. So it gets both as
+    # constants, and these gradients flow through the scale and the offset that it gets.
     inverse, fixed = (variance + epsilon).rsqrt(), mean.detach()
     slope = inverse if scale is None else scale * inverse
     begin = (fixed - mean) * slope

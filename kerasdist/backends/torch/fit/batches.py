@@ -62,7 +62,7 @@ def divide(
     fewer local batches than replicas.
 
     Args:
-        batch: A global batch, or this worker's rows of one.
+        batch: A global batch, or a `WorkerShard` with this worker's rows of a global batch.
         replicas: How many replicas there are.
         local: The numbers of the replicas in this process.
         devices: The devices of these replicas, to which the local batches are copied.

@@ -34,7 +34,8 @@ from kerasdist.backends.torch.workers.process_group import Group
 from kerasdist.backends.torch.workers.reducer import GradientReducer
 from kerasdist.errors import UnsupportedError
 
-# Steps with fewer weights times positions run on one core, which takes at most about 10 ms.
+# A step whose number of weights times positions is smaller runs on one core, for at most about
+# 10 ms.
 MOST_ON_ONE_CORE = 1 << 27
 
 
@@ -53,7 +54,7 @@ class FitRules(Rules):
     reducer: GradientReducer | None = None
 
     def __init__(self, model: Any, group: Group, sums: Iterable[keras.Variable] = ()) -> None:
-        """Stores the model, and the variables `sums` in which its steps add up."""
+        """Stores the model; `sums` are its metrics' variables with the aggregation "sum"."""
         self.kept = kept_state_of(model)
         self._model = model
         self._group = group
@@ -97,7 +98,7 @@ class FitRules(Rules):
     def own_value(
         self, scope: ReplicaScope, variable: keras.Variable, source: torch.Tensor | None
     ) -> torch.Tensor | None:
-        """Returns zeros for a sum, except on replica 0; None if the replica reads the variable."""
+        """Returns zeros for a sum, except on replica 0; None to start from the variable's value."""
         if source is None:
             raise UnsupportedError(
                 "Expected every variable to exist before the replicas run. Received: "

@@ -28,7 +28,8 @@ def weighted_sum(
     """
     is_sum = len(all_gradients) > 1
     totals: list[torch.Tensor | None] = [None] * len(all_gradients[0])
-    # A gradient that overwrites its variable (scales and maxima for float8): the largest counts.
+    # A gradient overwrites its variable if the variable is a scale for float8, for example. Of such
+    # gradients the maximum counts.
     overwritten = {i for i, one in enumerate(variables) if one.overwrite_with_gradient}
     for gradients, weight in zip(all_gradients, weights, strict=True):
         given = {index: one for index, one in enumerate(gradients) if one is not None}

@@ -26,7 +26,7 @@ from kerasdist.training import passes
 def calls(
     model: Any, call: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], most: int
 ) -> Any:
-    """Calls a model in as many passes as needed for at most `most` rows in each."""
+    """Calls a model in as few passes as possible, each with at most `most` rows."""
     count = passes.rows_of(args)
     number = -(-count // most)
     is_symbolic = any(getattr(one, "is_meta", False) for one in flatten(list(args[:1])))

@@ -67,8 +67,8 @@ class Steps:
     def make_function(self, step: Step, alone: Step, *, trains: bool = False) -> Function:
         """Returns a function that takes steps and returns the logs of the last step.
 
-        With `trains`, it reports each step to the meter, if there is one; on several workers the
-        gradients of Keras's own step are summed during the backward pass.
+        With `trains`, the function reports each step to the meter, if the program has a meter. On
+        several workers it then sums the gradients of Keras's own step during the backward pass.
         """
         model = self._model
         if not self._replicas.is_plain:
@@ -156,17 +156,17 @@ class Steps:
             return step(batch)
 
     def end(self) -> bool:
-        """Sums metrics over the workers if that was postponed; returns whether it was."""
+        """Sums metrics over the workers if a step has postponed that; returns whether one has."""
         rules, self._unsummed = self._unsummed, None
         if rules is not None:
             rules.exchange()
         return rules is not None
 
     def _divided(self, batch: Any) -> tuple[Any, list[Part] | None]:
-        """Returns a batch and its local batches; None in their place if it is not divided."""
+        """Returns a batch and its local batches; None for these if the batch is not divided."""
         replicas = self._replicas
         if isinstance(batch, WorkerShard) and not batch.least:
-            # Some workers have no more data, so they compute some rows of the other workers.
+            # Workers that have no more data compute some rows of the other workers.
             batch = of_all(self._group, batch.rows, "divide a batch")
         if replicas.is_plain or current.replica is not None:
             return batch, None
@@ -180,9 +180,9 @@ class Steps:
 
 
 def layers_with_buffers(model: Any) -> list[Any]:
-    """Returns those of a model and its layers that have registered torch buffers themselves."""
+    """Returns the layers of a model, and the model, that have torch buffers of their own."""
     layers = [model, *keras_compat.flat_layers(model)]
-    # Left out, because each replica has its own buffers of the module in this layer.
+    # Left out, because each replica has its own buffers of the module in such a wrapper.
     wrapper = keras.layers.TorchModuleWrapper
     return [
         one
@@ -208,9 +208,9 @@ def _require_unchanged(before: Sequence[tuple[Any, str, Version]]) -> None:
         if not version.is_of(getattr(layer, name)):
             raise UnsupportedError(
                 "Expected a step to change Keras variables alone, of which each replica has its "
-                f"own. Received: a change of the buffer '{layer.name}.{name}', by register_buffer, "
-                "which all replicas share. Make it with self.add_weight(trainable=False), or put "
-                "the module that has it into keras.layers.TorchModuleWrapper."
+                f"own. Received: a change of the buffer '{layer.name}.{name}', which all replicas "
+                "share. Make the buffer a weight, by self.add_weight(trainable=False), or put the "
+                "module that has the buffer into keras.layers.TorchModuleWrapper."
             )
 
 

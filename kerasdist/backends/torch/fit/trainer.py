@@ -30,8 +30,8 @@ _UNCOMPILED = (
     "are the same. "
 )
 _IN_THREADS = (
-    "torch.compile knows one replica's variables, not those of each thread for several replicas in "
-    "one process. A process per device compiles: `kerasdist run --workers gpu script.py`."
+    "torch.compile cannot follow replicas in threads, each with its own view of the variables. "
+    "A process per device compiles: `kerasdist run --workers gpu script.py`."
 )
 _GATHERS = (
     'With sharding="full" weights are gathered while the model runs, and with a LayoutMap it runs '
@@ -50,7 +50,7 @@ class TorchTrainer(ReplicatedTrainer):
         replicas: TorchReplicaSet
 
     def __call__(self, original: Original, *args: object, **kwargs: object) -> Any:
-        """Calls the model; in several passes if it has more examples than one call may have."""
+        """Calls the model, in several passes if there are more examples than one call may have."""
         most = most_rows(self)
         if most is None or not torch.is_grad_enabled():
             return self._call_at_once(original, *args, **kwargs)
@@ -58,7 +58,7 @@ class TorchTrainer(ReplicatedTrainer):
         return passes.calls(self.model, call, args, kwargs, most)
 
     def _call_at_once(self, original: Original, *args: object, **kwargs: object) -> Any:
-        """Calls the model once; if ``jit_compile=True``, compiled in a worker's replica."""
+        """Calls the model once; in a worker's replica compiled, if ``jit_compile=True``."""
         scope, trial = keras_compat.get_stateless_scope(), current.trial
         compiled = scope.rules.compiled if isinstance(scope, ReplicaScope) else None
         collectives = collectives_here() if compiled else None
@@ -160,7 +160,7 @@ class TorchTrainer(ReplicatedTrainer):
         super().require_passes()
 
     def find_rows(self, batch: Any) -> None:
-        """Finds how many rows a replica has memory for in a pass. All workers must call it."""
+        """Finds how many rows a replica has memory for in a pass. All workers must call this."""
         replicas, examples = self.replicas, rows_of(batch)
         rows = -(-examples // replicas.num_replicas)
         rows = batch.size if isinstance(batch, WorkerShard) else rows
@@ -208,7 +208,7 @@ class TorchTrainer(ReplicatedTrainer):
         job = self.replicas.job
         if job is not None:
             self.replicas.first_batches.history.end()  # reports that no step follows before a wait
-            # All workers wait for each other, because Gloo aborts if some go on while others sum.
+            # All workers wait for each other, because Gloo aborts if some end while others sum.
             job.all_have_one("end of the data", None)
         return self.model.get_metrics_result() if self._steps.end() else original(logs)
 

@@ -135,7 +135,7 @@ def _clone(value: torch.Tensor) -> torch.Tensor:
 class _Drawing:
     """Passes each random operator that torch runs in this thread to a trial's draws.
 
-    The generators that all threads share are then as if nothing had been drawn.
+    Afterwards torch's own generators, which all threads share, are as if nothing had been drawn.
     """
 
     def __init__(self, draws: Draws, seed: int) -> None:
@@ -150,7 +150,7 @@ class _Drawing:
         if name == "aten.native_dropout":  # on GPUs
             return args[0].clone(), torch.ones_like(args[0], dtype=torch.bool)
         if name == "aten.randperm":
-            # One device permutes more rows than a replica does, so neither changes the order.
+            # One device permutes more rows than a replica does, so trials keep the order.
             drawn = func(*args, **kwargs)
             return torch.arange(len(drawn), device=drawn.device).to(drawn.dtype)
         call = partial(self._call, func, args, kwargs)

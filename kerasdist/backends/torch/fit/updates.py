@@ -38,8 +38,8 @@ def _in_groups(original: Callable[..., None]) -> Callable[..., None]:
         trainable_variables: Sequence[keras.Variable],
         learning_rate: Any,
     ) -> None:
-        # Nadam changes a variable of its own in each update, so it updates all weights at once. In
-        # other optimizers a weight's update depends only on the weight and its slots. The sparse
+        # Nadam changes a variable of its own in each update, so Nadam updates all weights at once.
+        # In other optimizers a weight's update depends only on the weight and its slots. The sparse
         # gradients of torch's own embeddings have no size in bytes, so they are not grouped.
         if (
             ownership.strategy_of(trainable_variables[0]) is None

@@ -67,8 +67,8 @@ class Shared:
     """What the replicas of a process share.
 
     Attributes:
-        scopes: The scopes through which they read and write variables.
-        threads: The threads in which they run; None for a single replica.
+        scopes: The scopes through which the replicas read and write variables.
+        threads: The threads in which the replicas run; None for a single replica.
         group: The collectives between the processes.
         gradient_sum: Sums the workers' gradients; None if there is one worker.
         components: The components of variables in custom loops.
@@ -177,7 +177,7 @@ class TorchCollectives(Collectives):
         return write(variable, value)
 
     def equal_writes(self) -> AbstractContextManager[None]:
-        """Returns a context in which all replicas assign equal values, so that none are sent."""
+        """Returns a context in which all replicas assign equal values, which need not be sent."""
         return replaced(self.scope, "writes_equal", True)
 
     def apply_gradients(
@@ -305,7 +305,7 @@ class TorchCollectives(Collectives):
     def collect(
         self, label: str, tensor: torch.Tensor, axis: int, *, alike: bool
     ) -> tuple[torch.Tensor, int]:
-        """Concatenates the tensors of all replicas; also returns where this replica's one begins.
+        """Concatenates all replicas' tensors; also returns where this replica's tensor begins.
 
         Args:
             label: The name of the operation, which must be the same on all replicas.

@@ -26,7 +26,7 @@ from kerasdist.core.user_warnings import warn_user
 
 @final
 class CompiledCalls:
-    """Calls models in compiled form: a model, and any others that its steps call."""
+    """Calls a model, and other models that its steps call, in compiled form."""
 
     def __init__(self) -> None:
         """Prepares compilation, which torch starts at the first call."""
@@ -46,7 +46,7 @@ class CompiledCalls:
             return plain(*args, **kwargs)
         if any(variable.aggregation == "sum" for variable in model.non_trainable_variables):
             # All replicas but the first would have to read zeros, which compiled code cannot do.
-            self._give_up(model, "a layer of it counts in a variable with aggregation='sum'")
+            self._give_up(model, "one of its layers counts in a variable with aggregation='sum'")
             return plain(*args, **kwargs)
         scope, before = collectives.scope, collectives.calls
         scope.write_back()
@@ -54,7 +54,7 @@ class CompiledCalls:
             with keras_compat.outside_stateless_scopes():
                 return self._compiled(model, args, kwargs)
         except private.compiler_errors() as error:
-            # After a collective, `plain` would repeat it, while other workers wait for the next.
+            # `plain` would repeat a collective, while other workers wait in the next collective.
             if collectives.calls > before:
                 error.add_note("The model cannot be compiled: compile it with jit_compile=False.")
                 raise

@@ -20,8 +20,8 @@ from kerasdist.job.job import FUNCTION, translating_failures
 
 _UNCOMPILED = (
     "jit_compile=True has no effect on what runs on several replicas in one process on PyTorch: "
-    "torch.compile cannot trace through the meetings of replicas. The function runs uncompiled; "
-    "its numbers are the same."
+    "torch.compile cannot trace the points where replicas wait for each other. The function runs "
+    "uncompiled; its numbers are the same."
 )
 
 
@@ -41,7 +41,7 @@ class Step:
         return self if owner is None else types.MethodType(self, owner)
 
     def __call__(self, *args: object, **kwargs: object) -> Any:
-        """Takes the step, compiled if there is one replica."""
+        """Runs the step, in compiled form if there is one replica."""
         function = self._function
         if self._compiled is not None:
             if context.strategy_in_force().num_replicas_in_sync > 1:

@@ -1,8 +1,8 @@
 """Gives a torch module the parameters of the replica that runs the module.
 
 Keras reads its variables through the replica's scope, but torch's code takes parameters from the
-modules. So each method of a Keras layer that returns parameters is replaced by one that returns the
-values in the scope.
+modules. So each method of a Keras layer that returns parameters is replaced by a method that
+returns the values in the scope.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from kerasdist.backends.torch.state.variables import ReplicaScope
 from kerasdist.core.context import current
 from kerasdist.errors import ReplicaError, UnsupportedError
 
-# torch's batch normalizations, and their base class, from which modules of users may derive, too.
+# torch's batch normalizations, and their base class, because users' modules may derive from it.
 _BATCH_NORMS = (
     *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm),
     *(nn.LazyBatchNorm1d, nn.LazyBatchNorm2d, nn.LazyBatchNorm3d),
@@ -115,8 +115,8 @@ def _call_module(
         raise ReplicaError(
             "Expected the replicas to pass through a torch module one after another. Received: "
             f"module={type(module).__name__}, held by another replica. A torch module cannot use a "
-            "collective (kd.global_batch, a Keras BatchNormalization); do that in a Keras layer "
-            "around it."
+            "collective (kd.global_batch, a Keras BatchNormalization); use the collective in a "
+            "Keras layer around the module."
         )
     _in_use.add(module)
     try:

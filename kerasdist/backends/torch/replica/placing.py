@@ -17,14 +17,14 @@ from kerasdist.core.devices import Device
 
 @final
 class Version:
-    """A tensor at one moment, to notice that it was changed or that another took its place."""
+    """A tensor at one moment, to notice a change of the tensor, or another tensor in its place."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._tensor, self._address = tensor, tensor.data_ptr()
         self._changes = private.count_changes(tensor)
 
     def is_of(self, tensor: torch.Tensor) -> bool:
-        """Returns whether this is the version of a tensor, which has not changed since."""
+        """Returns whether a tensor still has this version, and so has not changed."""
         is_there = tensor is self._tensor and tensor.data_ptr() == self._address
         return is_there and private.count_changes(tensor) == self._changes
 
@@ -37,7 +37,7 @@ def torch_device(device: Device) -> torch.device:
 
 
 def computing_on(device: Device) -> AbstractContextManager[object]:
-    """Returns a context in which Keras, and CUDA if it is a GPU, make tensors on a device."""
+    """Returns a context in which Keras, and for a GPU also CUDA, makes tensors on a device."""
     if device.kind == "gpu":
         return _computing_on_gpu(device)
     # All logical CPU devices are torch's one CPU. Keras calls the only GPU of a Mac "mps".

@@ -93,7 +93,7 @@ class StepDraws:
 
     @contextmanager
     def again(self, rank: int, state: torch.Tensor | None) -> Iterator[None]:
-        """Lets a replica draw once more what it drew after `state`; None: since the step began."""
+        """Lets a replica draw again what it drew after `state`; None: the step's first state."""
         if self._first is None:  # nothing was drawn in this step
             yield
             return

@@ -68,7 +68,7 @@ if TYPE_CHECKING:
 
 @final
 class TorchReplicaSet(ReplicaSet):
-    """The devices of a strategy, with a thread for each device that runs its replica.
+    """The devices of a strategy, with a thread for each device, which runs the device's replica.
 
     Threads of one process take turns, but the kernels that a replica has launched on its GPU
     continue to run while the next replica launches its own. In a job each worker has one replica.
@@ -80,7 +80,8 @@ class TorchReplicaSet(ReplicaSet):
             worker.
         torch_devices: The devices as objects of torch.
         is_plain: Whether one device holds and computes everything, so that Keras's own steps run.
-        components: The replicas' own values of variables, for the replicas of this process.
+        components: In custom loops, the values of variables that differ by replica, for the
+            replicas of this process.
         loop_rules: The rules for reads and writes of variables in custom loops.
         shard_rules: Which variables are sharded; None if no variable is.
     """
@@ -240,8 +241,8 @@ class TorchReplicaSet(ReplicaSet):
         if outer is not None and (rules.is_fit or outer.local_batch is not None):
             raise ScopeError(
                 "Expected the replicas to be free. Received: a call of a model's fit, evaluate or "
-                "predict in the function of a merge_call, or of `run` in one that a step of fit "
-                "calls, for which they all wait. Call it after the step."
+                "predict in the function of a merge_call, or a call of `run` there in a step of "
+                "fit. All replicas wait for that function. Make the call after the step."
             )
         # Threads of the user may share a strategy, so only one of them runs a step at a time. Code
         # of a merge_call holds the lock already.
@@ -293,7 +294,7 @@ class LocalReplicas:
         devices = self._devices = replica_set.devices
         self._elsewhere = replica_set.num_replicas - len(devices)
         rules = replica_set.shard_rules
-        in_trial = current.trial is not None  # its steps read copies of full weights
+        in_trial = current.trial is not None  # a trial's steps read copies of full weights
         self._weights = None if rules is None or in_trial else rules.weights
         several = len(devices) > 1
         pairs = zip(replica_set.local_replicas, replica_set.torch_devices, strict=True)

@@ -156,7 +156,7 @@ class ReplicaThreads:
             except KeyboardInterrupt as interrupt:
                 with self._lock:
                     self._break(interrupt, by=rank)
-                self._wait(0)  # wait until others stop in a collective
+                self._wait(0)  # waits until the others have stopped, at a collective
 
     def _conclude(self, rank: int, combine: Callable[[Sequence[Any]], object]) -> None:
         """Combines the values in the last replica to arrive, while the others wait."""
@@ -198,8 +198,8 @@ class ReplicaThreads:
             error = ReplicaError(
                 f"Expected every replica within {self._timeout:g} s. Received: no sign of "
                 f"{', '.join(missing)} ({self._waiting() or 'the others have ended their step'}). "
-                "Look for what it is waiting for; raise KERASDIST_MEETING_TIMEOUT if a step needs "
-                "longer."
+                "Look for what a missing replica waits for; raise KERASDIST_MEETING_TIMEOUT if a "
+                "step needs longer."
             )
             self._break(error, by=rank)
         raise error
@@ -226,7 +226,7 @@ class ReplicaThreads:
             "Expected all replicas to do the same number of collectives and optimizer steps. "
             f"Received: replica {finished} ended its step while others wait ({self._waiting()}). "
             "Replicas differ in their batch only: a branch that depends on the data must not "
-            "decide about them."
+            "decide whether a replica calls them."
         )
 
 
@@ -242,7 +242,7 @@ class ThreadSettings:
         """Stores the settings."""
         self.context = copy_context()
         self._keras_state = keras_compat.copy_thread_state()
-        # Each makes a context for the thread that calls it.
+        # Each of these functions makes a context for the thread that calls it.
         self._makers: list[Callable[[], AbstractContextManager[Any]]] = [
             partial(torch.inference_mode, torch.is_inference_mode_enabled()),
             partial(torch.set_grad_enabled, torch.is_grad_enabled()),

@@ -39,13 +39,13 @@ from kerasdist.core.context import current
 from kerasdist.core.ownership import VariableTable
 
 # The components of a variable on the replicas of this process, and the version that the variable's
-# own value had when they were kept. They are valid as long as it still has this version.
+# own value had when they were kept. The components are valid as long as that version is current.
 Kept = tuple[tuple[torch.Tensor, ...], Version]
 
 
 @final
 class Components:
-    """The components of all variables on one strategy's replicas in this process."""
+    """Keeps the components of all variables on one strategy's replicas in this process."""
 
     def __init__(self, group: Group, local: range, replicas: int) -> None:
         """Starts without components."""
@@ -137,7 +137,7 @@ class LoopRules(Rules):
         self, scope: ReplicaScope, variable: keras.Variable, source: torch.Tensor | None
     ) -> torch.Tensor | None:
         """Returns the replica's component, None if the variable has no components."""
-        if source is None:  # a symbolic call has made it
+        if source is None:  # a symbolic call made the variable, without a value
             with current.replica.collectives.no_replica():  # type: ignore[union-attr]
                 keras_compat.initialize_waiting_variable(variable)
         return self._components.component(variable, scope.rank, scope.device)
@@ -170,7 +170,7 @@ class LoopRules(Rules):
 
     @torch.no_grad()
     def end(self, scopes: Sequence[ReplicaScope]) -> None:
-        """Commits all variables, and averages buffers of torch modules over the replicas here."""
+        """Commits all variables; averages torch modules' buffers over this process's replicas."""
         self.commit(scopes, sums=True)
         commit_buffers(scopes)
 

@@ -37,7 +37,8 @@ from kerasdist.core.ownership import VariableTable
 if TYPE_CHECKING:
     from kerasdist.backends.torch.workers.process_group import Waitable
 
-# How many groups a step has used, the last of them, and whether that was in its forward pass.
+# A place in a step: how many groups were used, the last group, and whether autograd was recording
+# at that use, as in the forward pass.
 _Place = tuple[int, WeightGroup | None, bool]
 
 
@@ -66,7 +67,7 @@ class Leaf:
         return private.count_changes(self._stored)
 
     def fill(self, whole: torch.Tensor) -> None:
-        """Lets the tensor that the model reads have the gathered values."""
+        """Gives the gathered values to the tensor that the model reads."""
         self.tensor.data = whole
         self.address = whole.untyped_storage().data_ptr()
 
@@ -92,7 +93,7 @@ class ShardedWeights(abc.ABC):
     """The sharded weights of a process's replica, as the replica's steps see them.
 
     Attributes:
-        are_differentiated: Whether the backward pass of Keras's own `train_step` is over. After it,
+        are_differentiated: Whether the backward pass of Keras's own `train_step` is over. From then
             until the optimizer's update, that step reads only gradients.
         advice: What a user can do so that a weight to which steps assign is not sharded.
     """
@@ -105,11 +106,11 @@ class ShardedWeights(abc.ABC):
 
     @abc.abstractmethod
     def tensor(self, variable: keras.Variable) -> torch.Tensor | None:
-        """Returns the autograd leaf of a weight; None for one that is read as it is stored."""
+        """Returns the autograd leaf of a weight; None for a weight that is read as it is stored."""
 
     @abc.abstractmethod
     def read(self, variable: keras.Variable) -> torch.Tensor | None:
-        """Returns the value of a weight; None for one that is read as it is stored."""
+        """Returns the value of a weight; None for a weight that is read as it is stored."""
 
     def has_frozen(self, value: object) -> bool:
         """Returns whether an object is the full tensor of a gathered weight that is not trained."""
@@ -124,7 +125,7 @@ class ShardedWeights(abc.ABC):
         """Drops gathered values, for example after an update."""
 
     def plain(self, structure: Any) -> Any:
-        """Returns a structure in which each tensor is a plain one with the full value."""
+        """Returns a structure in which each tensor is a plain tensor with the full value."""
         return structure
 
     def joint(self, structure: Any) -> Any:
@@ -144,7 +145,7 @@ class ShardedWeights(abc.ABC):
 class GatheredWeights(ShardedWeights):
     """The weights that are gathered whole when a layer reads them."""
 
-    advice = "Raise min_size of kerasdist.Sharding, so that it stays whole on each worker."
+    advice = "Raise min_size of kerasdist.Sharding, so that each worker has the variable whole."
 
     def __init__(self, *, in_layers: bool) -> None:
         """Starts without weights; `in_layers`: whether layers read sharded weights."""
@@ -152,7 +153,7 @@ class GatheredWeights(ShardedWeights):
         self._newest: WeightGroup | None = None
         self._leaves: VariableTable[Leaf] = VariableTable()
         self._gathered: dict[WeightGroup, list[Leaf]] = {}
-        # The gathers that were started before their group is used; at most one.
+        # By group: the gather that was started before the group is used. There is at most one.
         self._ahead: dict[WeightGroup, tuple[Waitable, torch.Tensor]] = {}
         self._by_address: dict[int, Leaf] = {}
         self._used: WeightGroup | None = None
@@ -287,7 +288,7 @@ class GatheredWeights(ShardedWeights):
     def _unpack(self, saved: torch.Tensor | _Saved) -> torch.Tensor:
         if isinstance(saved, torch.Tensor):
             return saved
-        # As autograd itself does, this refuses a tensor that was changed after it was saved.
+        # Like autograd itself, this function refuses a tensor that was changed after it was saved.
         if saved.version != saved.leaf.version:
             raise RuntimeError(
                 "Expected a backward pass before the weights that it needs are updated. Received: "

@@ -43,8 +43,8 @@ def move(optimizer: keras.Optimizer, weight: keras.Variable, slot: keras.Variabl
             _warned.add(optimizer)
             warn_user(
                 f"The device holds the variables of the optimizer {optimizer.name!r}, in spite of "
-                "offload='optimizer': on PyTorch those of Keras's optimizers go to the host that "
-                "update many weights at once, such as SGD, Adam and AdamW. Received: "
+                "offload='optimizer': on PyTorch only optimizers of Keras that update many weights "
+                "at once, such as SGD, Adam and AdamW, keep variables on the host. Received: "
                 f"{type(optimizer).__name__}."
             )
         return

@@ -1,4 +1,4 @@
-"""The block of a variable that one worker of a mesh holds."""
+"""Describes the block of a variable that a worker of a mesh holds; cuts and gathers blocks."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 @final
 class LayoutShard(Shard):
-    """Which block of a variable this worker holds.
+    """Describes which block of a variable this worker holds; cuts and gathers such blocks.
 
     Attributes:
-        inner: The axis that is sharded over the workers of a replica, None if none is.
-        outer: The axis that is sharded over the replicas, None if none is.
+        inner: The axis that is sharded over the workers of a replica; None if no axis is.
+        outer: The axis that is sharded over the replicas; None if no axis is.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class LayoutShard(Shard):
         groups: tuple[ProcessGroup, ProcessGroup],
         why: str,
     ) -> None:
-        """Reads a layout: for each axis of the variable, `names` has one of the mesh's, or None."""
+        """Reads a layout: `names` has, for each axis of the variable, a mesh's axis or None."""
         across, inside = axes
         self.row, self.column = groups
         super().__init__(shape, self.row)
@@ -79,12 +79,12 @@ class LayoutShard(Shard):
         own.copy_(keras_compat.ops.convert_to_tensor(part, dtype=dtype))
 
     def gather_across(self, own: torch.Tensor) -> torch.Tensor:
-        """Returns the part with which this worker computes, from shards. All must call it."""
+        """Returns the part of `cut_inside`, joined from shards. All workers must call it."""
         return _joined(own, self.outer, self.column)
 
     @torch.no_grad()
     def gather_inside(self, part: torch.Tensor) -> torch.Tensor:
-        """Returns the full value, from such parts. All workers of a replica must call it."""
+        """Returns the full value, joined from parts. All workers of a replica must call it."""
         return _joined(part, self.inner, self.row)
 
     @torch.no_grad()

@@ -48,7 +48,7 @@ class LayoutOptimizer(ShardedOptimizer):
     def cut(
         self, gradients: Sequence[torch.Tensor], variables: Sequence[keras.Variable]
     ) -> list[torch.Tensor]:
-        """Returns this worker's shards of gradients, or full ones where it updates full weights."""
+        """Returns this worker's shards of gradients; full gradients of weights updated in full."""
         found: list[torch.Tensor] = []
         inside, across = [], []  # which gradients are divided by the row, and by the column
         for gradient, variable in zip(gradients, variables, strict=True):
@@ -67,7 +67,7 @@ class LayoutOptimizer(ShardedOptimizer):
 
 @final
 class LayoutRules(ShardRules):
-    """Which variables of a strategy a LayoutMap shards.
+    """Decides, by a LayoutMap, which variables of a strategy are sharded.
 
     Attributes:
         row: The workers of this worker's replica.
@@ -75,7 +75,7 @@ class LayoutRules(ShardRules):
     """
 
     def __init__(self, layout_map: Any, workers: ProcessGroup, job: Job) -> None:
-        """Arranges the workers in the mesh. All workers must call it."""
+        """Arranges the workers in the mesh. All workers must make this object."""
         private.require_interception()
         mesh = layout_map.device_mesh
         kind = "cpu" if workers.device.type == "cpu" else "gpu"
@@ -88,7 +88,7 @@ class LayoutRules(ShardRules):
             raise UnsupportedError(
                 "Expected a mesh of two axes for a LayoutMap on PyTorch: one that divides the "
                 f"batch, and one for variables. Received: a mesh of {sizes}. Set "
-                "KERAS_BACKEND=jax for it."
+                "KERAS_BACKEND=jax for such a mesh."
             )
         super().__init__(workers, job)
         self._axes = list(mesh.axis_names)
@@ -104,7 +104,7 @@ class LayoutRules(ShardRules):
     def serves(self, variable: keras.Variable) -> bool:
         """Returns whether the map shards a variable that is being made."""
         if shards.shard_of(variable) is None and keras_compat.is_of_optimizer():
-            return False  # slots are laid out like their weights, after they were made
+            return False  # once a slot exists, it is laid out like its weight
         return self._reader.axes(variable, variable.shape) is not None
 
     def why_whole(self, variable: keras.Variable) -> str:

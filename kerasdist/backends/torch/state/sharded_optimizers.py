@@ -1,6 +1,6 @@
 """Optimizers whose state is sharded over the workers: each worker updates its shards of weights.
 
-The gradient of such a weight arrives on each worker as the worker's shard of the gradients' sum.
+For such a weight, each worker gets its own shard of the sum of the workers' gradients.
 During the update the optimizer sees shards in place of weights and slots (its own variables, such
 as momentums), so Keras's own code updates the shards. Afterwards, weights that are not sharded
 themselves are gathered from the updated shards.
@@ -42,12 +42,12 @@ _sharded: weakref.WeakKeyDictionary[keras.optimizers.Optimizer, ShardedOptimizer
 
 
 # The layers with sharded weights, and their strategies. A weight that such a layer makes later, as
-# when it is quantized, is sharded too.
+# when the layer is quantized, is sharded too.
 _sharded_layers: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
 
 class ShardedOptimizer:
-    """Which slots of one optimizer, and which of the weights that it updates, are sharded."""
+    """Knows which slots of one optimizer, and which weights that it updates, are sharded."""
 
     def __init__(self, optimizer: keras.optimizers.Optimizer, group: ProcessGroup) -> None:
         """Starts without slots; variables are sharded over the workers of `group`."""
@@ -66,7 +66,7 @@ class ShardedOptimizer:
             self._weights.put(weight, new())
 
     def updated(self, weight: keras.Variable) -> Shard | None:
-        """Returns the shard of a weight that this worker updates; None if it updates all of it."""
+        """Returns the shard of a weight that this worker updates; None for an update in full."""
         held = shards.shard_of(weight)
         if held is None:
             return self._weights.get(weight)
@@ -162,7 +162,7 @@ def _initialize(
         strategy = _sharded_layers.get(maker)
     rules = _rules_of(strategy)
     if rules is not None and rules.shards_weights and rules.serves(variable):
-        assert strategy is not None  # it has rules
+        assert strategy is not None  # the rules are the strategy's
         ownership.record_owner(variable, strategy)
         rules.shard_weight(variable, initializer)
         if isinstance(maker, keras.Layer):
@@ -244,8 +244,8 @@ def spread_infinite(
 ) -> list[torch.Tensor | None]:
     """Lets a LossScaleOptimizer notice infinite gradients in the shards of other workers, too.
 
-    All workers must call it. If any worker has a gradient that is not finite, each worker gets a
-    gradient of NaN.
+    All workers must call this function. If any worker has a gradient that is not finite, each
+    worker gets a gradient of NaN.
     """
     found = list(gradients)
     state = _state_of(optimizer, ())
@@ -259,7 +259,7 @@ def spread_infinite(
     return found
 
 
-# What sharded state needs of Keras that is not public.
+# The non-public parts of Keras that sharded state needs.
 _NEEDED = (
     keras_compat.internals.INITIALIZE,
     keras_compat.internals.TRACK_VARIABLES,
@@ -271,7 +271,7 @@ _NEEDED = (
 
 
 class ShardRules(abc.ABC):
-    """Which variables of a strategy are sharded, and how.
+    """Decides which variables of a strategy are sharded, and how.
 
     Attributes:
         shards_weights: Whether weights are sharded too, and not only the optimizer's slots.
@@ -315,8 +315,8 @@ class ShardRules(abc.ABC):
         self._job.assert_equal("sharded variables", {"new variable": made})
         shard = self.new_shard(variable)
         shards.shard_without_values(variable, initializer, shard, self._workers)
-        # Values are drawn later only if they are sure to be the same then: by an initializer of
-        # Keras whose seed is a number.
+        # Values may be drawn later only if that changes no value: if the initializer is Keras's own
+        # and its seed is a number.
         is_fixed = isinstance(getattr(initializer, "seed", 0), int)
         if not (is_fixed and keras_compat.is_builtin(type(initializer))):
             shards.draw_one(variable, shard, self._workers)
@@ -333,8 +333,8 @@ class ShardRules(abc.ABC):
             kinds = ", ".join(one.__name__ for one in keras_compat.ELEMENTWISE)
             warn_user(
                 f"Each worker holds all variables of the optimizer {optimizer.name!r}, in spite of "
-                "sharding: on PyTorch an optimizer is sharded that updates each element of a "
-                f"weight by itself ({kinds}). Received: {type(optimizer).__name__}."
+                "sharding: on PyTorch only an optimizer that updates each element of a weight by "
+                f"itself ({kinds}) is sharded. Received: {type(optimizer).__name__}."
             )
         return False
 

@@ -43,7 +43,7 @@ _BLOCK = 1 << 20
 
 
 class Shard:
-    """Which values of one variable this worker holds.
+    """Describes which values of one variable this worker holds; cuts and gathers such shards.
 
     Attributes:
         shape: The variable's shape.
@@ -136,7 +136,7 @@ class WeightGroup:
         shard.together = self
 
     def accepts(self, variable: keras.Variable) -> bool:
-        """Returns whether a new weight may join: one of the same layer, or one that is small."""
+        """Returns whether a new weight may join: a weight of the same layer, or a small weight."""
         limit = self._group.bytes_per_pack or GROUP_BYTES
         stored = keras_compat.stored_value(variable)
         if not self.is_open or stored.device != self._empty.device:
@@ -246,7 +246,7 @@ def draw_all() -> None:
     variables = [reference() for reference, _, _ in waiting]
     there = [number for number, one in enumerate(variables) if one is not None]
     freed = [one for group in _groups for one in group.freed()]
-    # A variable that is gone on one worker may be left on another, in a reference cycle.
+    # A variable that one worker has freed may still exist on another, in a reference cycle.
     on_all = job.all_gather_object("variables that have no values yet", [there, freed])
     gone = set.intersection(*({(group, place) for group, place in one} for _, one in on_all))
     for group in _groups if gone else ():
@@ -258,7 +258,7 @@ def draw_all() -> None:
 
 
 def draw_one(variable: keras.Variable, shard: Shard, workers: ProcessGroup) -> None:
-    """Draws a variable's values on the chief, and gives each worker its shard. All must call it."""
+    """Draws values on the chief, and gives each worker its shard. All workers must call it."""
     own, initializer = keras_compat.held_value(variable).detach(), shard.initializer
     shard.initializer = None
     with (

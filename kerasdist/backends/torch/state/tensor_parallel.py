@@ -1,6 +1,6 @@
 """Computes by torch's DTensor with weights that are sharded over the workers of one replica.
 
-In a step each trained weight, and each sharded one, has an autograd leaf of its own: a DTensor over
+In a step each weight that is trained or sharded has an autograd leaf of its own: a DTensor over
 the replica's workers, which uses the memory of this worker's shard. So whatever is computed with a
 weight is a DTensor, and so are all gradients. Other tensors are equal on these workers, and count
 as replicated (`implicit_replication`). Outside of models, where losses and metrics are computed,
@@ -53,7 +53,7 @@ class Leaf:
     """
 
     def __init__(self, stored: torch.Tensor, shard: LayoutShard | None, mesh: Any) -> None:
-        """Makes the leaf of a stored tensor; it shares that tensor's memory if it can."""
+        """Makes the leaf of a stored tensor, in its memory unless the leaf is gathered."""
         self._stored, self._shard = stored, shard
         self._is_gathered = shard is not None and shard.outer is not None
         self._part = stored.detach()
@@ -95,7 +95,7 @@ class LayoutWeights(ShardedWeights):
     advice = "Leave it out of the LayoutMap, so that it is whole on each worker."
 
     def __init__(self, row: ProcessGroup, reader: MapReader, inside: str) -> None:
-        """Starts without weights; `row` has a replica's workers, the mesh's axis `inside`."""
+        """Starts without weights; `row` has a replica's workers, along the mesh's axis `inside`."""
         self._row, self._reader, self._inside = row, reader, inside
         self._mesh = row.mesh()
         self._leaves: VariableTable[Leaf] = VariableTable()
@@ -137,11 +137,11 @@ class LayoutWeights(ShardedWeights):
             finally:
                 hook.remove()
                 self.release()
-        self._reader.require_useful()  # now also the keys for outputs
+        self._reader.require_useful()  # after the step, keys for outputs can be checked too
 
     def _lay_out_output(self, layer: torch.nn.Module, _: object, outputs: object) -> Any:
         """Returns the output of a layer as the map lays it out; None to leave it as it is."""
-        # code in other threads, which reads data ahead, is in no replica
+        # code that reads data ahead runs in other threads, outside of replicas
         if not isinstance(layer, keras.Layer) or current.replica is None:
             return None
         path = f"{keras_compat.path_of_call()}/output"
@@ -210,7 +210,7 @@ class LayoutWeights(ShardedWeights):
         return gradient if shard is None else shard.part_of(gradient)
 
     def _run(self, operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Runs an operation of torch of which an argument is a DTensor, by DTensor's rules."""
+        """Runs an operation of torch on DTensors, if possible by DTensor's rules."""
         own = _RULES.get(operation)
         result = None if own is None else own(self._mesh, *args)
         if result is not None:
@@ -226,8 +226,8 @@ class LayoutWeights(ShardedWeights):
         self._warn_once(
             str(operation),
             f"torch's DTensor has no rule for {operation}, so each worker of a replica computes "
-            "it from whole values: the numbers are the same, and it takes the memory and time of "
-            "one device. Received: a LayoutMap that divides what it is computed from.",
+            "it from whole values: the numbers are the same, and this operator takes the memory "
+            "and time of one device. Received: a LayoutMap that divides the operator's inputs.",
         )
         return self._run_whole(operation, args, kwargs)
 
@@ -310,7 +310,7 @@ def _placed(local: torch.Tensor, mesh: Any, placement: Any = _REPLICATED) -> DTe
 
 
 def _local(tensor: Any, mesh: Any, placement: Any) -> Any:
-    """Converts a tensor to a placement, and returns this worker's local tensor of it."""
+    """Converts a tensor to a placement; returns this worker's local tensor of the result."""
     if tensor is None:
         return None
     if not isinstance(tensor, DTensor):
@@ -321,13 +321,13 @@ def _local(tensor: Any, mesh: Any, placement: Any) -> Any:
 def _embedding_gradient(  # noqa: PLR0917  torch's parameters
     mesh: Any, gradient: Any, indices: Any, rows: int, padding: int, by_frequency: bool
 ) -> Any:
-    """Computes the gradient of this worker's rows of a table; None if it cannot."""
+    """Computes the gradient of this worker's rows of a table; None if that is not possible."""
     own = rows // mesh.size()
     if own * mesh.size() != rows or by_frequency or gradient.placements[0].is_shard():
         return None
     whole, numbers = _local(gradient, mesh, _REPLICATED), _local(indices, mesh, _REPLICATED)
     begin = mesh.get_local_rank() * own
-    # The result gets one more row, for the indices of other workers' rows, which is dropped.
+    # One more row takes the gradients of other workers' rows; this row is dropped at the end.
     is_own = (numbers >= begin) & (numbers < begin + own) & (numbers != padding)
     numbers = torch.where(is_own, numbers - begin, own)
     found = _aten.embedding_dense_backward.default(whole, numbers, own + 1, -1, False)[:own]

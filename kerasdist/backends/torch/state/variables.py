@@ -117,7 +117,7 @@ class Rules(abc.ABC):
 
     @abc.abstractmethod
     def commit(self, scopes: Sequence[ReplicaScope], *, sums: bool) -> list[int]:
-        """Writes the values that replicas keep into the variables; sums only if `sums` is True.
+        """Writes into the variables what replicas have assigned; sums only if `sums` is True.
 
         Returns the ids of the variables that were written, which every scope must `refresh`.
         """
@@ -150,17 +150,18 @@ class ReplicaScope(keras.StatelessScope):
         self.device = device
         self.is_only = is_only  # whether this is the only replica of its process
         self._copies = copies
-        self._read_stored = keras_compat.value_reader()  # stays valid: a trial has its own scopes
+        # This reader is valid until a trial begins, and a trial makes scopes of its own.
+        self._read_stored = keras_compat.value_reader()
         self.weight = 1.0
         # Whether the step's backward pass has collectives besides the sums of gradients.
         self.sums_in_backward = False
         self.rules: Rules
-        # Whether replicas assign equal values at the moment; the ids of variables that got them.
+        # Whether all replicas assign equal values now; the ids of variables that got equal values.
         self.writes_equal = False
         self.written_equal: set[int] = set()
         self._aliases: dict[int, Alias] = {}
-        # The variables that were read, by id. They are kept alive here, so that no new variable can
-        # get the id of one of them.
+        # The variables that were read, by id. This dict keeps the variables alive, so that no new
+        # variable can get one of these ids.
         self._read: dict[int, keras.Variable] = {}
         # The variables that were assigned to, by id; `state_mapping` has their values.
         self.written: dict[int, keras.Variable] = {}
@@ -224,7 +225,7 @@ class ReplicaScope(keras.StatelessScope):
         (self.written_equal.add if self.writes_equal else self.written_equal.discard)(id(variable))
 
     def write_back(self) -> None:
-        """Writes the values that the only replica has assigned into the variables, except sums."""
+        """Writes into the variables what the only replica has assigned to them, except to sums."""
         if self.written:
             self.refresh(self.rules.commit([self], sums=False))
 
@@ -237,7 +238,7 @@ class ReplicaScope(keras.StatelessScope):
         self.assigned.clear()
 
     def buffer(self, buffer: torch.Tensor, changing: bool) -> torch.Tensor:
-        """Returns a module's buffer on the replica's device; if `changing`, its own copy."""
+        """Returns a module's buffer on the replica's device; a copy of its own if `changing`."""
         if not changing:
             return buffer.to(self.device)
         trial = current.trial

@@ -135,7 +135,7 @@ class ShardedBucket:
 
 
 class Buckets:
-    """The buckets of some variables, the last variables first; equal on all workers.
+    """The buckets for some variables' gradients, the last variables first; equal on all workers.
 
     The all-reduces start in the order of the buckets, each one as soon as its bucket is full and
     `start_full` is called. The last bucket waits for `finish`, or until all gradients are there.
@@ -255,9 +255,9 @@ class Buckets:
         """Waits for running sums, so that few full gradients exist even if the network is slow.
 
         The wait is limited, because it could last forever. If some worker's loss does not depend on
-        a weight, that worker sums the weight's gradient only after its backward pass. But to gather
-        weights in that pass it needs this worker, which waits here. After one such wait this object
-        waits no more.
+        a weight, that worker sums the weight's gradient only after its backward pass. But in that
+        pass it gathers weights, for which it needs this worker, and this worker waits here. After
+        one such wait this object waits no more.
         """
         for bucket in self._buckets[: self._started]:
             if isinstance(bucket, ShardedBucket) and not bucket.wait(self._patience):
@@ -276,7 +276,7 @@ class GradientSum:
     def __init__(self, group: ProcessGroup, job: Job) -> None:
         self.group = group
         self._job = job
-        # by the variables' ids
+        # The variables on which the workers have agreed, by their ids.
         self._agreed: dict[tuple[int, ...], list[weakref.ref[keras.Variable]]] = {}
 
     @torch.no_grad()
@@ -335,7 +335,7 @@ def _channel(group: ProcessGroup, beside_gathers: bool) -> ProcessGroup:
 def _sharded_together(
     like: Mapping[int, torch.Tensor], shards: Mapping[int, Shard], most_bytes: int | None
 ) -> list[list[int]]:
-    """Groups the indices of sharded variables by `WeightGroup`, and those without one by size."""
+    """Groups the indices of sharded variables: by `WeightGroup`, or without a group by size."""
     groups: dict[tuple[int, torch.dtype], list[int]] = {}
     alone: dict[int, torch.Tensor] = {}
     for index, tensor in like.items():

@@ -96,7 +96,7 @@ def connect(job: Job) -> None:
     global _made
     _made = dist.group.WORLD
     # The group is destroyed when the job is left, while all workers still exist. At the exit of the
-    # process this could wait for a worker that has already ended.
+    # process the destruction could wait for a worker that has already ended.
     job.at_leave(dist.destroy_process_group)
 
 
@@ -122,7 +122,7 @@ def _new_group(timeout: timedelta, ranks: Sequence[int] | None = None) -> dist.P
 
 
 def _take_part_of_cores() -> None:
-    """Limits torch's threads to the launcher's number, which torch misses if imported earlier."""
+    """Limits torch's threads to OMP_NUM_THREADS, even if torch was imported before it was set."""
     threads = os.environ.get("OMP_NUM_THREADS", "")
     if threads.isdecimal() and 0 < int(threads) < torch.get_num_threads():
         torch.set_num_threads(int(threads))
@@ -258,7 +258,7 @@ class ReduceScatter:
         return True
 
     def part(self) -> torch.Tensor:
-        """Returns this worker's part of the sum, once it is done."""
+        """Waits for the sum; returns this worker's part of it."""
         self.wait()
         if self._last is not None:
             self._last.wait()
@@ -364,7 +364,7 @@ class ProcessGroup(Group):
         return flat if dtype is None or flat.itemsize <= dtype.itemsize else flat.to(dtype)
 
     def start_gather_of_parts(self, part: torch.Tensor) -> tuple[Waitable, torch.Tensor]:
-        """Starts an all-gather of equal parts; returns it and the tensor that will hold all."""
+        """Starts an all-gather of equal parts; returns its handle, and the tensor for all parts."""
         whole = part.new_empty(self.size * len(part))
         self._record("all_gather", part)
         return _gather_into(whole, part, group=self.of_torch, async_op=True), whole
@@ -475,7 +475,7 @@ class ProcessGroup(Group):
     ) -> torch.Tensor:
         """Returns the sizes along an axis, one row per worker; checks all other sizes and types."""
         own = torch.tensor([_header(tensor) for tensor in tensors], dtype=torch.int64)
-        # Gloo sends this, also for tensors on GPUs, because the host needs the shapes.
+        # Gloo sends the headers, also for tensors on GPUs, because the host needs the shapes.
         every = self._gathered(own, own.device)
         place = 2 + (axis or 0)
         alike = every.clone()

@@ -56,7 +56,7 @@ class GradientReducer:
     def begin(self, scope: ReplicaScope) -> None:
         """Starts a step of the replica with this scope; makes new buckets if the old do not fit."""
         optimizer = self._model.optimizer
-        # Other optimizers may change gradients before they apply them.
+        # Any other optimizer may change the gradients before it applies them.
         if not keras_compat.applies_directly(optimizer):
             self._optimizer = None
             self._drop()
@@ -75,7 +75,7 @@ class GradientReducer:
         weight: float,
         variables: Sequence[keras.Variable],
     ) -> list[torch.Tensor | None] | None:
-        """Returns the weighted sums of the workers' gradients; None for one that no worker has.
+        """Returns the workers' weighted sums of gradients; None for a gradient that no worker has.
 
         For a sharded gradient the method returns this worker's shard of the sum. Returns None if
         there are no buckets for this optimizer's gradients.

@@ -1,4 +1,4 @@
-"""Data adapters of a worker: it reads only its own rows of arrays, but all rows of other data.
+"""Data adapters of a worker, which reads its own rows of arrays, but all rows of other data.
 
 Rows are copied to a GPU one batch ahead, from page-locked memory
 (`kerasdist.backends.torch.replica.placing.move`) and in a CUDA stream of their own.
@@ -97,5 +97,5 @@ def _arrived(batch: object, event: torch.Event, device: torch.device) -> Any:
     current.wait_event(event)
     for leaf in flatten(_rows(batch)):
         if isinstance(leaf, torch.Tensor):
-            leaf.record_stream(current)  # made in the other stream, used and freed in this one
+            leaf.record_stream(current)  # made in another stream, used and freed in this stream
     return batch
