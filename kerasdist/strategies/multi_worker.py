@@ -76,9 +76,9 @@ class MultiWorkerMirroredStrategy(Strategy):
             communication_options: How gradients are exchanged.
             devices: The devices of this worker, of which every worker must have the same number.
                 None means all accelerators of the machine, divided among the workers that see the
-                same ones; or all CPU devices, if there is no accelerator. Afterwards TensorFlow and
-                JAX see only this worker's GPUs, numbered from 0; torch sees all GPUs, with
-                unchanged numbers.
+                same accelerators; or all CPU devices, if there is no accelerator. Afterwards
+                TensorFlow and JAX see only this worker's GPUs, numbered from 0; torch sees all
+                GPUs, with unchanged numbers.
             batch_norm: The same as in `MirroredStrategy`.
             check: The same as in `MirroredStrategy`.
             sharding: The same as in `MirroredStrategy`. The mesh of a LayoutMap has the devices of
@@ -86,8 +86,9 @@ class MultiWorkerMirroredStrategy(Strategy):
                 device of worker 1 if each worker has eight. On JAX all devices of one replica must
                 belong to one worker; on PyTorch each device is a worker.
             offload: The same as in `MirroredStrategy`.
-            **earlier: `communication`, the name in ``tf.distribute.experimental`` for the
-                `implementation` of the options; and arguments of 2018, as in `MirroredStrategy`.
+            **earlier: `communication`, which in ``tf.distribute.experimental`` was the
+                `implementation` of the options; and the arguments of 2018 that `MirroredStrategy`
+                takes.
 
         Raises:
             TypeError: If an argument has another type.

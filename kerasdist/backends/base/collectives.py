@@ -88,7 +88,7 @@ class Collectives(abc.ABC):
         return None
 
     def equal_writes(self) -> AbstractContextManager[None]:
-        """Returns a context in which all replicas assign equal values, so that none are sent."""
+        """Returns a context in which all replicas assign equal values, so no values are sent."""
         return nullcontext()
 
     @abc.abstractmethod

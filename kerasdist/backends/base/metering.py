@@ -60,8 +60,8 @@ class Flops:
     """Floating-point operations of matrix products and convolutions.
 
     Attributes:
-        per_sample: Operations for one example in a training step: three times those of its forward
-            pass.
+        per_sample: Operations for one example in a training step: three times the operations of the
+            forward pass.
         peak: Operations that all devices can do per second, in the type in which the model
             computes.
     """
@@ -208,7 +208,7 @@ class Meter(keras.callbacks.Callback):
         self._add_time()
 
     def _add_time(self) -> float:
-        """Adds the time since the last call of this method to each window; returns it."""
+        """Adds the time since the last call of this method to each window; returns this time."""
         now = time.perf_counter()
         seconds, self._last = now - self._last, now
         for window in self._windows:

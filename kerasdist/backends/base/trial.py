@@ -38,7 +38,7 @@ class Draws(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class TriedBatch:
-    """The batch for a trial.
+    """The batch of a trial's step, in the forms in which the trial needs it.
 
     Attributes:
         given: The batch as the trainer takes it: a global batch, or this worker's rows of one.
@@ -93,7 +93,7 @@ class Trial(keras.StatelessScope, abc.ABC):
         self._applying: list[Any] = []
 
     def get_current_value(self, variable: keras.Variable) -> Any:
-        """Returns the copy of a variable, made at its first use; None for one without a value."""
+        """Returns the copy of a variable, made at its first use; None if it has no value."""
         known = self._copies.get(id(variable))
         if known is None:
             with keras_compat.in_trial(None):
@@ -161,7 +161,7 @@ class Trial(keras.StatelessScope, abc.ABC):
             return original(optimizer, gradients, variables)
         self._build(optimizer, variables)
         if not isinstance(optimizer, keras_compat.LossScaleOptimizer):
-            # A LossScaleOptimizer calls its inner optimizer, and only if the gradients are finite.
+            # For a LossScaleOptimizer, the call of its inner optimizer records finite gradients.
             self._record(optimizer, gradients, variables)
         own = self.stand_in(optimizer)
         with replaced(self, "_applying", [*self._applying, optimizer, own]):

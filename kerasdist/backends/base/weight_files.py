@@ -1,4 +1,4 @@
-"""Compares a weight file with a sharded model before loading: if it misfits, no weight changes."""
+"""Compares a weight file with a sharded model before loading, so a wrong file changes no weight."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class _Comparison:
     """The result of comparing a weight file with a model.
 
     Attributes:
-        file: The file that was read last; an index names several files.
+        file: The file that was read last: one of several, if the weights have an index.
         met: The ids of the variables for which the file has an entry.
         others: A description of each entry whose shape is not that of its variable.
     """

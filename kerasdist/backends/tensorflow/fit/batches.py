@@ -108,7 +108,7 @@ def compared_in(number: tf.Tensor, batch: object) -> Compared:
     """Returns what workers compare of a batch; `number` is its number in the iteration.
 
     Only a worker's pipeline sees the global batch; a step gets only the worker's own rows. So the
-    pipeline adds this to its batches, and the step returns it for the comparison.
+    pipeline adds the result to its batches, and the step returns the result for the comparison.
     """
 
     def beginning(leaf: object) -> tf.Tensor:

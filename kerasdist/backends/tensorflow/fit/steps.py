@@ -43,7 +43,7 @@ class StepsOnIterator:
     """``train_function`` or ``test_function``: runs one or several steps and returns the logs.
 
     Attributes:
-        count: The most steps that a call runs.
+        count: How many steps a call runs at most.
     """
 
     def __init__(
@@ -190,7 +190,7 @@ class FirstStepChecked:
         self._calls = 0  # calls in this epoch
 
     def __call__(self, iterator: Any) -> Any:
-        """Runs the steps as `StepsOnIterator` does; before that, checks those to be checked."""
+        """Runs the steps as `StepsOnIterator` does; in two calls, checks a step before that."""
         is_placed = isinstance(iterator, ITERATORS)
         is_last = is_placed and self._ends_epoch(iterator)
         if not self._has_begun and not keras_compat.is_complete(self._model):
@@ -210,7 +210,7 @@ class FirstStepChecked:
             self._check.look(batch, size)
 
     def goes_on(self, iterator: Any) -> None:
-        """Records that the epoch continues in this iterator, after batches of another one."""
+        """Records that the epoch continues in this iterator, after batches of another iterator."""
         self._iterator = weakref.ref(iterator)
 
     def _ends_epoch(self, iterator: Any) -> bool:
@@ -228,7 +228,7 @@ class RowsFound:
     """The ``train_function`` of a `fit`'s first call: finds how many rows a replica has memory for.
 
     Attributes:
-        function: The train function that it replaces.
+        function: The train function that runs the steps, and takes the place of this object.
     """
 
     def __init__(self, trainer: Any, function: Callable[[Any], Any]) -> None:
@@ -239,7 +239,7 @@ class RowsFound:
         """Finds the number of rows, then runs the steps."""
         trainer, model = self._trainer, self._trainer.model
         model.train_function = self.function
-        if not keras_compat.is_complete(model):  # These steps build it; the next call finds rows.
+        if not keras_compat.is_complete(model):  # these steps build it; the next call finds rows
             return self.function(iterator)
         before = trainer.most_rows
         batches = _looked_at(iterator, model.steps_per_execution, trainer.find_rows)

@@ -68,7 +68,7 @@ class _InPasses(ReplicatedTrainer):
         super().require_passes()
 
     def _finding_rows(self) -> Any:
-        """Returns the model's train function; if asked for, it first finds how many rows fit."""
+        """Returns the train function, which first finds the rows that fit if the user wants that."""
         model = self.model
         is_wanted = config.most_examples_at_once() == "auto"
         if is_wanted and not isinstance(model.train_function, RowsFound):
@@ -175,8 +175,8 @@ class TensorFlowTrainer(_InPasses):
         """Makes the function that `predict` calls for each step."""
         self._leave_loops()
         if self.model.predict_function is None or force:
-            # If this recreates variables, it drops compiled functions, so it comes before the new
-            # function.
+            # If `take_on` recreates variables, it drops the model's compiled functions. So it is
+            # called before the new function is made.
             take_on(self.model, self.replicas)
             self._kept_in_predict = kept_state_of(self.model)
             self.model.predict_function = PredictionOnBatches(self)
@@ -194,8 +194,8 @@ class TensorFlowTrainer(_InPasses):
         self, step: Callable[[Any], Any], *, trains: bool = False
     ) -> StepsOnIterator:
         self._prepare(step)
-        # Replicas can exchange values in the graph of a step, but not in a function in it that the
-        # user has compiled.
+        # Replicas can exchange values in the graph of a step, but not inside of a function that the
+        # user has compiled and that this graph calls.
         step = uncompiled(step)
         on_batch = partial(self._step_on_batch, step, kept_state_of(self.model))
         return StepsOnIterator(self, on_batch, trains=trains)
@@ -314,7 +314,7 @@ class TensorFlowTrainer(_InPasses):
                 "compiled can neither wait for another device nor read its variables. Pass "
                 "jit_compile=False to silence this. KERAS_BACKEND=jax compiles whole steps; in a "
                 "custom loop, tf.function(jit_compile=True) around the forward and backward pass "
-                "compiles that of each replica."
+                "compiles these passes for each replica."
             )
 
     def build_if_needed(

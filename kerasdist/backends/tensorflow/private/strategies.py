@@ -205,8 +205,8 @@ class SharedSum(_Native):
             equal as long as no custom loop has run.
     """
 
-    # There is no `__init__`, because TensorFlow makes the object. Its class is changed afterwards,
-    # to a subclass of this class and of TensorFlow's class (`_shared_sum_class`).
+    # There is no `__init__`, because TensorFlow makes the object. The object's class is changed
+    # later, to a subclass of this class and of TensorFlow's class (`_shared_sum_class`).
 
     known: tf.Tensor | None = None
     is_equal = False
@@ -264,8 +264,8 @@ class WorkersStrategy(tf.distribute.MultiWorkerMirroredStrategy):
     """``tf.distribute.MultiWorkerMirroredStrategy`` on given devices.
 
     Attributes:
-        replicas_are_known: Returns whether variables were written only in steps of `fit`,
-            `evaluate` and `predict`, so that cached values are valid.
+        replicas_are_known: A function that returns whether variables were written only in steps of
+            `fit`, `evaluate` and `predict`, so that cached values are valid.
     """
 
     def __init__(

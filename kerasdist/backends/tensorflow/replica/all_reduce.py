@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 Column = Sequence[tf.Tensor]
 
 # The most bytes that GPUs sum by one collective. The limit lets gradients of the last layers be
-# sent while the first layers still compute theirs. PyTorch's limit is 25 MiB.
+# sent while the first layers still compute their gradients. PyTorch's limit is 25 MiB.
 GPU_PACK_BYTES = 32 * 2**20
 
 # The types that TensorFlow's collectives support.
@@ -46,8 +46,8 @@ class AllReduce:
     ) -> None:
         """Prepares sums over the job's workers, which have equal numbers of lanes.
 
-        `key` is the number of the group, and `communication` how sums without options of their own
-        communicate.
+        `key` is the number of the group. `communication` has the options for sums that have no
+        options of their own.
         """
         self.devices = devices
         self._lanes = len(devices) * (1 if job is None else job.num_workers)

@@ -72,8 +72,8 @@ def columns_of(everyone: Sequence[Given]) -> Columns:
     if len(set(calls)) > 1:
         raise ReplicaError(
             "Expected the same call from every replica, with equally many tensors. Received: "
-            f"calls={calls}, replica 0's first. Call collectives in the same order in all of "
-            "them, never under a condition that differs."
+            f"calls={calls}, by replica. Call collectives in the same order in all replicas, "
+            "never under a condition that differs."
         )
     return list(zip(*(one.tensors for one in everyone), strict=True))
 
@@ -137,7 +137,7 @@ class TensorFlowCollectives(Collectives):
         self._deferred: dict[int | str, Deferred] = {}
 
     def differentiated_loss(self, loss: Any, *, is_weighted: bool) -> Any:
-        """Returns the loss; its backward pass records that it has been weighted."""
+        """Returns the loss; its backward pass records that the loss has been weighted."""
         if not is_weighted:
             return loss
 
@@ -373,7 +373,7 @@ class TensorFlowCollectives(Collectives):
         instead: a sum would count the old value once per replica, and a mean would ignore how many
         rows each replica has. Custom loops keep that behaviour, which users expect, with one
         exception: if a variable that is summed on read has only one copy, as a metric's variable
-        has with central storage, each replica adds its change to it.
+        has with central storage, each replica adds its change to that copy.
         """
         is_combined = counts_all_replicas(variable)
         if keeps_one_copy(self._native_strategy):

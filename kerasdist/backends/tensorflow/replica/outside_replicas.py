@@ -109,7 +109,7 @@ def apply_everywhere(
                 keras_compat.apply_combined_gradients(optimizer, own, variables)
         return None
 
-    # In this call `_apply` leaves all to Keras's own ``apply``, also for the inner optimizer of a
+    # In this call `_apply` only calls Keras's own ``apply``, also for the inner optimizer of a
     # LossScaleOptimizer.
     token = _is_applying.set(True)
     try:

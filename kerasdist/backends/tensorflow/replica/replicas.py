@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 class SoleDevice(ReplicaSet):
     """Plain Keras on a given device."""
 
-    measures_data = False  # because Keras's graph reads the batches, not the host
+    measures_data = False  # because Keras's graph, and not the host, reads the batches
     trainer_class = PlacedTrainer
 
     def is_tracing(self) -> bool:

@@ -171,7 +171,7 @@ class TensorFlowRunner(Runner):
         if tf.executing_eagerly():
             self._replica_set.begin_step()
         elif self._replica_set.job is not None:
-            # A trace does not count as a step, because workers may trace differently often.
+            # A trace does not count as a step, because some workers may trace more often.
             self._replica_set.initial_broadcast.ensure()
         converted = converted_as_here(function)
 

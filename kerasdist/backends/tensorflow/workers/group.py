@@ -141,7 +141,7 @@ class Group:
     def _iterated(self, dataset: tf.data.Dataset, begin: Begin | None) -> GlobalBatchDataset:
         """Returns a dataset that moves batches to the devices before their steps, if useful.
 
-        It does not with `begin`: the saved state of an iterator would lack the moved batches.
+        With `begin` no batches are moved, because the saved state of an iterator would lack them.
         """
         spec = dataset.element_spec
         is_whole = not isinstance(spec, OwnRows)
@@ -265,8 +265,8 @@ class Group:
     def mean_over_rows(self, structures: Sequence[Any], weights: Sequence[Any]) -> Any:
         """Combines the replicas' results of a step: floats by the weighted mean over all replicas.
 
-        For numbers of other types, replica 0's result is returned; for strings and None, that of
-        this process's first replica.
+        For numbers of other types, the result of replica 0 is returned; for strings and None, the
+        result of this process's first replica.
         """
 
         def to_sum(parts: Parts) -> Parts:
@@ -387,7 +387,7 @@ class WorkerGroup(Group):
         if isinstance(first, tf.SparseTensor):
             return self._sparse(parts), []
         check_alike(parts, axis)
-        if equal_sizes:  # which is only said of a static size
+        if equal_sizes:  # callers say so only of a static size
             sizes = [first.shape[axis]] * self._replicas
         else:
             sizes = self._from_all_replicas([tf.shape(part)[axis] for part in parts])
