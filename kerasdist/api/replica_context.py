@@ -44,8 +44,8 @@ class LocalBatch:
             f"{self.size} of the batch's {self.total} rows" if is_known else "a part of the batch"
         )
         error.add_note(
-            f"The step runs once per replica, and this replica has {rows}. If code in it makes "
-            "arrays of a fixed batch size, let it take the size from its batch: "
+            f"The step runs once per replica, and this replica has {rows}. If the step "
+            "makes arrays of a fixed batch size, let it take the size from its batch: "
             "keras.ops.shape(x)[0]."
         )
 

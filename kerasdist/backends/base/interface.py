@@ -53,7 +53,8 @@ class ReplicaOptions:
             in custom loops each layer's argument ``synchronized`` decides.
         parameter_device: The device that holds the variables; None if every replica's device does.
         devices_per_replica: How many devices a replica has.
-        check: What to do if the results of the first training step differ from those on one device.
+        check: What to do if the first training step's results differ from the results on one
+            device.
         sharding: Which variables are sharded: a `kerasdist.Sharding`, or a LayoutMap of Keras.
         communication: How workers communicate.
         offload: Which variables stay in the host's memory. ``"optimizer"``: the optimizer's.

@@ -52,7 +52,7 @@ def install() -> None:
 
 
 def is_compared(variable: keras.Variable, value: Any) -> bool:
-    """Returns whether an assigned value must only be compared; if so, notes a wrong shape."""
+    """Returns whether a value shall be compared, not assigned; if so, notes a wrong shape."""
     comparison = _thread.comparison
     if comparison is None:
         return False

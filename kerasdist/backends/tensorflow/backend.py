@@ -112,8 +112,9 @@ class TensorFlowBackend(Backend):
         if strategies.has_started():
             raise JobError(
                 "Expected TensorFlow not to have started, so that it can join the other workers. "
-                f"Received: a started one, on worker {job.rank} of {job.num_workers}. Make the "
-                "strategy at the top of the script, before the first model, tensor or random seed."
+                f"Received: a TensorFlow that has started, on worker {job.rank} of "
+                f"{job.num_workers}. Make the strategy at the top of the script, before the first "
+                "model, tensor or random seed."
             )
         if gpus is not None:
             found = tf.config.list_physical_devices("GPU")
@@ -238,9 +239,9 @@ def _component(variable: object) -> Any:
 
 @final
 class TensorFlowProfiler(Profiler):
-    """Reads the XPlane files that TensorFlow's profiler writes, by a class that TensorFlow has.
+    """Reads the XPlane files of TensorFlow's profiler, by a class that TensorFlow itself has.
 
-    TensorBoard's profile plug-in can read them too, but it is another package, with a server.
+    TensorBoard's profile plug-in can read these files too, but is another package, with a server.
     """
 
     def start(self, folder: Path) -> None:

@@ -51,10 +51,10 @@ class StepsOnIterator:
     ) -> None:
         """Prepares the function; TensorFlow traces it at its first call.
 
-        `step` takes a batch, and a list to which it adds the variables that it reads. It returns
-        the batch's first rows, a list of the number of examples and the checksums, the logs, and
-        the values of these variables. With `trains`, the function reports its steps to a meter, if
-        there is one.
+        `step` takes a batch, and a list to which it adds the variables that it reads. `step`
+        returns the batch's first rows, a list of the number of examples and the checksums, the
+        logs, and the values of these variables. With `trains`, the function reports its steps to a
+        meter, if there is one.
         """
         model, self._replica_set = trainer.model, trainer.replicas
         self.count: int = model.steps_per_execution

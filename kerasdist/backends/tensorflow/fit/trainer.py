@@ -68,7 +68,7 @@ class _InPasses(ReplicatedTrainer):
         super().require_passes()
 
     def _finding_rows(self) -> Any:
-        """Returns the train function, which first finds the rows that fit if the user wants that."""
+        """Returns the train function, which first finds the rows that fit if the user wants it."""
         model = self.model
         is_wanted = config.most_examples_at_once() == "auto"
         if is_wanted and not isinstance(model.train_function, RowsFound):

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 # The components of one value on the replicas of this process, in the replicas' order.
 Parts = Sequence[Any]
 
-# Makes an iterator over a dataset, given the function that would make it otherwise.
+# Makes an iterator over a dataset; its argument is the function that would make it otherwise.
 Begin = Callable[[Callable[[], Any]], Any]
 
 
@@ -132,7 +132,7 @@ class Group:
         self._all_reduce = all_reduce
 
     def batches(self, adapter: Any, begin: Begin | None) -> tf.distribute.DistributedDataset:
-        """Returns a dataset of an adapter's batches; with `begin`, backups save its position."""
+        """Returns a dataset of an adapter's batches; with `begin`, backups save the position in it."""
         dataset = adapter.get_tf_dataset()
         if keras_compat.is_array_adapter(adapter):
             return self._iterated(untuned(dataset), begin)
@@ -402,8 +402,8 @@ class WorkerGroup(Group):
         return tf.cast(whole, tf.bool) if is_bool else whole, sizes
 
     def _from_all_replicas(self, sizes: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Gathers a size of each replica's tensor from all workers."""
-        # Each size is its replica's element of a vector of zeros, so the vectors' sum has all.
+        """Gathers the sizes of all replicas' tensors from all workers."""
+        # Each replica has a vector with its own size and zeros, so the sum has all sizes.
         vectors = [
             among_zeros(size[tf.newaxis], 0, replica, self._replicas)
             for size, replica in zip(sizes, self.local, strict=True)
