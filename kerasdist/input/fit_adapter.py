@@ -46,7 +46,7 @@ def whole(dataset: object, **beside: object) -> Any:
     elif isinstance(ours, DividedDataset):
         source = ours.source
     else:
-        return dataset  # a framework's distributed dataset that kerasdist did not make
+        return dataset  # a framework's own dataset, which kerasdist did not distribute
     if keras_compat.is_dataset(source) or inspect.isgenerator(source):
         return source
     _refuse(beside)
@@ -131,7 +131,7 @@ class WrappedAdapter(keras_compat.DataAdapter):
 
     @property
     def num_batches(self) -> int | None:
-        """Number of batches; None if it is not known."""
+        """Number of batches; None if the number is not known."""
         return self._inner.num_batches
 
     batch_size = property(attrgetter("_inner.batch_size"))
@@ -152,7 +152,7 @@ class _BatchesAdapter(WrappedAdapter):
     """Batches of a source that is iterated once per epoch, in the order of the source."""
 
     def __init__(self, inner: Any, source: Any) -> None:
-        """Stores Keras's adapter of generators, which has no number of batches, and the source."""
+        """Stores the source, and Keras's adapter of generators, which has no number of batches."""
         super().__init__(inner)
         self._source = source
 

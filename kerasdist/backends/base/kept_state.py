@@ -120,7 +120,7 @@ class Attributes(Place):
         return len(now) == len(contents) and all(map(is_, now.values(), contents.values()))
 
     def write(self, contents: Any) -> None:
-        """Sets the given attributes; one whose value is `_MISSING` is deleted."""
+        """Sets the given attributes; deletes those whose value is `_MISSING`."""
         for name, value in contents.items():
             if value is not _MISSING:
                 self.at[name] = value
@@ -164,7 +164,7 @@ class Names(Attributes):
         return len(now) == len(contents) and all(map(is_, now.values(), contents.values()))
 
     def write(self, contents: Any) -> None:
-        """Sets the values of some names; those without a value are deleted."""
+        """Sets the values of some names; deletes the names whose value is `_MISSING`."""
         there = self.read()
         is_dict = isinstance(self._owner, dict)
         for name, value in contents.items():

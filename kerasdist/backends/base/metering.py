@@ -219,9 +219,9 @@ class Meter(keras.callbacks.Callback):
     def done(self, steps: int, samples: int | None, logs: Any = None, measured: Any = None) -> None:
         """Records a call of the train function that has returned `logs`.
 
-        If `samples` is None, the numbers of steps and samples come from the data adapter. Both are
-        replaced by `measured`, if given: a tensor of samples, steps, and seconds of waiting for
-        batches, which the framework has measured.
+        If `samples` is None, the numbers of steps and samples come from the data adapter. If
+        `measured` is given, it replaces both numbers: a tensor of samples, steps, and seconds of
+        waiting for batches, which the framework has measured.
         """
         seconds = self._add_time()
         self.steps += steps

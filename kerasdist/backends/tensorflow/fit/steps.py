@@ -58,7 +58,7 @@ class StepsOnIterator:
         """
         model, self._replica_set = trainer.model, trainer.replicas
         self.count: int = model.steps_per_execution
-        # The variables that a step reads; found while it is traced, and used after every step.
+        # The variables that a step reads; found while the step is traced, used after every step.
         self._read: list[keras.Variable] = []
 
         count, eagerly = trainer.replicas.count_batch, model.run_eagerly

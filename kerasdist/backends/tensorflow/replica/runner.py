@@ -55,12 +55,12 @@ _MISFITS = {
         "all replicas, never under a condition that differs."
     ),
     "`merge_call` called while defining a new graph": (
-        "Expected calls in which replicas meet directly in the step, or in the function that "
-        "strategy.run runs: collectives, optimizer.apply, assignments that are combined, and in "
-        "fit a metric's result. Received: such a call in a compiled function, a loop or a branch "
-        "inside of it, where replicas cannot meet. Take tf.function off functions that a step calls: fit compiles the whole "
-        "step. In a custom loop compile the function itself, or the function around strategy.run. "
-        "Move the call out of loops and branches on tensors."
+        "Expected collectives, optimizer.apply, assignments that are combined, and in fit a "
+        "metric's result to be called directly in the step, or in the function that strategy.run "
+        "runs. Received: such a call in a compiled function, a loop or a branch inside of the "
+        "step, where replicas cannot meet. Take tf.function off functions that a step calls: fit "
+        "compiles the whole step. In a custom loop compile the function itself, or the function "
+        "around strategy.run. Move the call out of loops and branches on tensors."
     ),
 }
 

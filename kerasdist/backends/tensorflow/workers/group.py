@@ -132,7 +132,7 @@ class Group:
         self._all_reduce = all_reduce
 
     def batches(self, adapter: Any, begin: Begin | None) -> tf.distribute.DistributedDataset:
-        """Returns a dataset of an adapter's batches; with `begin`, backups save the position in it."""
+        """Returns a dataset of an adapter's batches; with `begin`, backups save a position."""
         dataset = adapter.get_tf_dataset()
         if keras_compat.is_array_adapter(adapter):
             return self._iterated(untuned(dataset), begin)
