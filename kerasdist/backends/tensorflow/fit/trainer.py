@@ -76,7 +76,7 @@ class _InPasses(ReplicatedTrainer):
         return model.train_function
 
     def _find_rows(self, rows: Any, count: int, examples: int) -> None:
-        from kerasdist.backends.tensorflow.fit.trial import TensorFlowMemoryTrial  # few need it
+        from kerasdist.backends.tensorflow.fit.trial import TensorFlowMemoryTrial  # few runs use it
 
         def attempt() -> None:
             memory.try_step(self.model, TensorFlowMemoryTrial(self), rows)
@@ -102,16 +102,16 @@ class PlacedTrainer(_InPasses):
                 _build_from(self.model, spec)
 
     def make_train_function(self, original: Original, force: bool = False) -> Any:
-        """Makes Keras's own function, which runs in the strategy and reports to a meter, if any."""
+        """Makes Keras's own function, with the strategy in force; it reports to a meter, if any."""
         self._made("train_function", original, force)
         return self._finding_rows()
 
     def make_test_function(self, original: Original, force: bool = False) -> Any:
-        """Makes Keras's own function, which runs in the strategy."""
+        """Makes Keras's own function, which runs with the strategy in force."""
         return self._made("test_function", original, force)
 
     def make_predict_function(self, original: Original, force: bool = False) -> Any:
-        """Makes Keras's own function, which runs in the strategy."""
+        """Makes Keras's own function, which runs with the strategy in force."""
         return self._made("predict_function", original, force)
 
     def _made(self, name: str, original: Original, force: bool) -> Any:
@@ -160,7 +160,7 @@ class TensorFlowTrainer(_InPasses):
         return self._finding_rows()
 
     def find_rows(self, batch: Any, examples: int) -> None:
-        """Finds how many rows a replica has memory for. All workers must call it."""
+        """Finds how many rows a replica has memory for. All workers must call this method."""
         first = self._group.split(batch)[0]
         self._find_rows(first.data, int(first.local_batch.size), examples)
 

@@ -200,7 +200,7 @@ def _on_gpus(devices: Sequence[str]) -> bool:
 
 
 def _packs(columns: Sequence[Column], bytes_per_pack: int) -> list[list[int]]:
-    """Groups the indices of values in packs, of one type and `bytes_per_pack` at most (0: no limit).
+    """Groups the indices of values in packs of one type and at most `bytes_per_pack` (0: no limit).
 
     A value with more bytes is a pack of its own. The last values come first, because the
     collectives run in the order of the packs, and the backward pass computes the last layers'
