@@ -325,7 +325,7 @@ class ReplicaSet(abc.ABC):
         del variables  # This method is used only in a job.
 
     def shards(self, variable: Any) -> Sequence[HeldShard]:
-        """Returns this worker's shards of a variable that is sharded over the workers, else none.
+        """Returns this worker's shards of a variable; none if the variable is not sharded.
 
         The shards of the first workers, ordered by rank, make up the whole variable; further
         workers hold the same shards again. The call does not communicate.
@@ -417,7 +417,7 @@ class CheckpointFormat(abc.ABC):
     marker: str
 
     def folder_in(self, path: Path) -> Path | None:
-        """Returns the folder with the arrays of a checkpoint; None if there is none.
+        """Returns the folder with the arrays of a checkpoint; None if there is no checkpoint.
 
         Args:
             path: The checkpoint's folder.
@@ -426,7 +426,7 @@ class CheckpointFormat(abc.ABC):
 
     @abc.abstractmethod
     def shapes(self, path: str) -> Mapping[Key, tuple[int, ...]]:
-        """Returns the shapes of a checkpoint's arrays, without reading any.
+        """Returns the shapes of a checkpoint's arrays, without reading the arrays.
 
         Args:
             path: The folder with the arrays, as a path or a URL.
