@@ -325,7 +325,7 @@ class ReplicaSet(abc.ABC):
         del variables  # This method is used only in a job.
 
     def shards(self, variable: Any) -> Sequence[HeldShard]:
-        """Returns this worker's shards of a variable; none if the variable is not sharded.
+        """Returns this worker's shards of a variable; none if workers do not shard the variable.
 
         The shards of the first workers, ordered by rank, make up the whole variable; further
         workers hold the same shards again. The call does not communicate.

@@ -112,8 +112,8 @@ class TensorFlowBackend(Backend):
         if strategies.has_started():
             raise JobError(
                 "Expected TensorFlow not to have started, so that it can join the other workers. "
-                f"Received: a started TensorFlow, on worker {job.rank} of {job.num_workers}. Make the "
-                "strategy at the top of the script, before the first model, tensor or random seed."
+                f"Received: a started TensorFlow, on worker {job.rank} of {job.num_workers}. Make "
+                "the strategy at the top of the script, before any model, tensor or random seed."
             )
         if gpus is not None:
             found = tf.config.list_physical_devices("GPU")
