@@ -18,7 +18,7 @@ from kerasdist.errors import ScopeError
 
 @final
 class StrategyExtended(EarlierNames):
-    """Members of a strategy for libraries, which few users need. Use them in cross-replica context.
+    """Members of a strategy that libraries use, but few users; for cross-replica context only.
 
     Example::
 
@@ -29,7 +29,7 @@ class StrategyExtended(EarlierNames):
         experimental_require_static_shapes: Whether every replica must get values of the same
             shapes. It is always False, because no strategy of kerasdist needs that.
         experimental_should_init: Whether this process initializes variables. It is always True: all
-            processes initialize them, and then the chief's values replace those of the others.
+            processes initialize variables, and then the chief's values replace the other workers'.
 
     Source: https://www.tensorflow.org/api_docs/python/tf/distribute/StrategyExtended
     """

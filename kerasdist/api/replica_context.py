@@ -198,8 +198,8 @@ def global_batch(tensor: object) -> Any:
     Use this function in a model, a loss or a `train_step` that itself mixes examples, such as a
     contrastive loss over the batch, because on TensorFlow and PyTorch a replica holds only its own
     rows. Gradients flow through the call. On one device, on JAX (where `fit` is one global
-    program), and outside of a replica, it returns `tensor` itself. All replicas must call this
-    function.
+    program), and outside of a replica, the function returns `tensor` itself. All replicas must call
+    this function.
 
     Example::
 

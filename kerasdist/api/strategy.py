@@ -133,7 +133,7 @@ class Strategy(EarlierNames):
         return range(1) if self.replica_set is None else self.replica_set.local_replicas
 
     def scope(self) -> AbstractContextManager[Strategy]:
-        """Opens this strategy's scope: models, optimizers and metrics made in it belong to it.
+        """Opens this strategy's scope: models, optimizers and metrics made in it use the strategy.
 
         Example::
 
@@ -431,7 +431,7 @@ class DefaultStrategy(Strategy):
     """Plain Keras: one replica, on the device that Keras chooses."""
 
     def __init__(self) -> None:
-        """Makes a default strategy. `kerasdist.get_strategy` returns the existing one."""
+        """Makes a default strategy; `kerasdist.get_strategy` returns the existing strategy."""
         super().__init__(None)
 
     def __str__(self) -> str:

@@ -79,7 +79,7 @@ class OwnSource:
         steps_a_batch: How many steps a batch lasts.
         everything: Starts an iteration over the whole dataset, to find the types and shapes of a
             batch if the worker has no batch.
-        sizes: How many rows each step has, if the dataset knows that.
+        sizes: How many rows each step has; None if the dataset does not know that.
         serves_once: Whether the source can be iterated only once.
         pass_epochs: Skips epochs before the next iteration; None if the source cannot skip.
     """
@@ -256,7 +256,7 @@ class WorkerBatches(keras_compat.DataAdapter):
             if not forms:
                 return
             without = [rank for rank, one in enumerate(everyone) if one["form"] is None]
-            if without:  # all workers see the same, so all of them raise the error
+            if without:  # all workers see the same facts, so all raise the error
                 raise self._without_any(without[0])
             if not batches:
                 own, batches = iter(()), [rows(like, 0, 0)] * count

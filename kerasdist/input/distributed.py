@@ -246,7 +246,7 @@ class GatheredDataset(DistributedDataset):
 
 
 def job_of(strategy: StrategyLike) -> Job | None:
-    """Returns the job whose workers share a strategy; None if this process is the only one."""
+    """Returns the job whose workers share a strategy; None if this process is the only worker."""
     return None if strategy.replica_set is None else strategy.replica_set.job
 
 

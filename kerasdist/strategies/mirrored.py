@@ -157,7 +157,8 @@ def _replicas(
 class OneDeviceStrategy(Strategy):
     """Places variables and computation on a single device.
 
-    Use it to try out code that will later run under another strategy, or to choose a device.
+    Use this strategy to try out code that will later run under another strategy, or to choose a
+    device.
 
     Example::
 
@@ -192,8 +193,9 @@ class OneDeviceStrategy(Strategy):
 class CentralStorageStrategy(Strategy):
     """Synchronous training on several devices of one machine, with the variables on one device.
 
-    Use it for variables that are too large, or too rarely used, to keep a copy on every device. The
-    devices read the variables from that one device, and their summed gradients are applied there.
+    Use this strategy for variables that are too large, or too rarely used, to keep a copy on every
+    device. The devices read the variables from that one device, and the sum of their gradients is
+    applied there.
 
     Example::
 
@@ -254,8 +256,8 @@ def auto() -> Strategy:
         `MultiWorkerMirroredStrategy` in a process that is one of several workers (see
         `kerasdist.cluster.detect`). Otherwise `MirroredStrategy` over all accelerators, or over all
         CPU devices if there is no accelerator. If there is only one such device,
-        `OneDeviceStrategy`. The documentation of `MirroredStrategy` says when it starts one process
-        per device.
+        `OneDeviceStrategy`. The documentation of `MirroredStrategy` says when that starts one
+        process per device.
     """
     resolver = detect()
     if resolver is not None and not processes.are_started_by_script():

@@ -36,14 +36,14 @@ class MultiWorkerMirroredStrategy(Strategy):
     """Synchronous training on the devices of several workers: processes on one or more machines.
 
     All workers run the same script. Environment variables tell a process which worker it is, and
-    where the others are (``kerasdist info`` shows what it finds). The devices of each worker hold
-    replicas of the model. Every worker reads the same data in the same order, and computes its own
-    rows of every global batch. On every worker, ``fit``, ``evaluate`` and ``predict`` return the
-    same as on one device.
+    where the other workers are (``kerasdist info`` shows what it finds). The devices of each worker
+    hold replicas of the model. Every worker reads the same data in the same order, and computes its
+    own rows of every global batch. On every worker, ``fit``, ``evaluate`` and ``predict`` return
+    the same as on one device.
 
     The constructor waits until all workers have joined the job. The strategy must be the first
     thing that a script makes with Keras, before tensors, models and random seeds. In a job of one
-    worker it behaves like a `MirroredStrategy`.
+    worker the strategy behaves like a `MirroredStrategy`.
 
     Example::
 
@@ -121,7 +121,7 @@ class MultiWorkerMirroredStrategy(Strategy):
 def replicas_of_job(
     backend: Backend, place: Membership, names: Sequence[str] | None, options: ReplicaOptions
 ) -> ReplicaSet:
-    """Joins the job; returns the replicas on all workers' devices. All workers must call it."""
+    """Joins the job; returns the replicas on all workers' devices. All workers must call this."""
     prepare(backend, names)
     job, is_new = join_job(place, _versions(backend))
     if is_new:

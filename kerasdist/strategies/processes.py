@@ -194,7 +194,7 @@ def after_joining(told: str) -> None:
 
 
 def _by_rank(devices: Sequence[Device]) -> list[str]:
-    # CPU devices belong to a process, so each process takes its first one.
+    # CPU devices belong to a process, so each process takes its first CPU.
     return ["cpu:0" if device.kind == "cpu" else str(device) for device in devices]
 
 

@@ -39,9 +39,9 @@ class TPUStrategy(Strategy):
     strategy, as with `MultiWorkerMirroredStrategy`.
 
     With one worker a replica may have several devices, called its logical devices.
-    `split_variables` says which variables are cut over them, so that a model that does not fit one
-    device can train; `fit` still returns the same as on one device. TensorFlow and PyTorch do not
-    support this strategy.
+    `split_variables` says which variables are cut over these devices, so that a model that does not
+    fit one device can train; `fit` still returns the same as on one device. TensorFlow and PyTorch
+    do not support this strategy.
 
     Example::
 

@@ -22,7 +22,7 @@ def check_summable(dtype: str) -> None:
 
 
 def not_summable(dtype: str, wider: str) -> TypeError:
-    """Returns the error for a type that cannot be summed; `wider` is a type to cast it to."""
+    """Returns the error for a type that cannot be summed; `wider` is a type to cast to."""
     return TypeError(
         f"Expected numbers to add over the replicas. Received: dtype={dtype}. Cast them first, "
         f"with keras.ops.cast(x, {wider!r})."

@@ -83,7 +83,7 @@ def seed(number: int) -> None:
 
 
 def ensure_equal(job: Job, *, begins: bool = False) -> None:
-    """Gives all workers the chief's random states if theirs differ. All workers must call it.
+    """Gives all workers the chief's random states if the states differ. All workers must call this.
 
     The function warns once if states differ. At the beginning of a job (`begins`) it does not warn
     of generators that have no seed, because their states always differ.

@@ -41,7 +41,7 @@ class TriedBatch:
     """The batch of a trial's step, in the forms in which the trial needs it.
 
     Attributes:
-        given: The batch as the trainer takes it: a global batch, or this worker's rows of one.
+        given: The batch as the trainer takes it: a global batch, or this worker's rows.
         whole: The global batch, for the step on one device.
         sizes: How many examples each replica gets, for the replicas of all workers.
     """
@@ -129,7 +129,7 @@ class Trial(keras.StatelessScope, abc.ABC):
     @staticmethod
     @abc.abstractmethod
     def as_array(value: Any) -> Any:
-        """Returns a tensor or a gradient as a NumPy array; a sparse one becomes dense."""
+        """Returns a tensor or a gradient as a NumPy array; a sparse tensor becomes dense."""
 
     def values(self, variables: Sequence[keras.Variable]) -> dict[str, Any]:
         """Returns the values that variables have in the step, by path."""

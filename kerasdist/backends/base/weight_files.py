@@ -47,7 +47,7 @@ _thread = _Thread()
 
 @cache
 def install() -> None:
-    """Hooks into Keras's loading, so that it compares files with models first; once per process."""
+    """Hooks into Keras's loading, to compare files with models first; once per process."""
     keras_compat.install(load_weights=_load, read_weight=_read)
 
 

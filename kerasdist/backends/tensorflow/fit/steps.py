@@ -145,7 +145,7 @@ def _measured(totals: Sequence[tf.Tensor], seconds: tf.Tensor) -> tf.Tensor:
 
 
 def _timed(read: Callable[[], Any]) -> tuple[Any, tf.Tensor]:
-    """Reads a batch in a graph; returns it with the seconds that reading took."""
+    """Reads a batch in a graph; returns the batch, and the seconds that reading took."""
     begin = tf.timestamp()
     with tf.control_dependencies([begin]):
         batch = read()
@@ -173,8 +173,8 @@ class FirstStepChecked:
 
     Usually the graph of a step reads its batches from Keras's iterator. In two calls this function
     reads the batches itself, to check a step with them: in the first call, and in the last call of
-    the first epoch, whose batch may have another size. It then passes these batches on in an
-    iterator of the same type, so that no other graph is needed.
+    the first epoch, whose batch may have another size. The function then passes these batches on in
+    an iterator of the same type, so that no other graph is needed.
 
     Attributes:
         batches: How many batches an epoch has; None if that is not known.

@@ -54,7 +54,7 @@ class _InPasses(ReplicatedTrainer):
     HOOKED = (*ReplicatedTrainer.HOOKED, "__call__", "build_if_needed")
 
     def __call__(self, original: Original, *args: object, **kwargs: object) -> Any:
-        """Calls the model; in several passes if it has more examples than one call may have."""
+        """Calls the model; in several passes if there are more examples than one call may have."""
         outputs = passes.calls(self, original, args, kwargs)
         trial = current.trial
         if trial is not None:

@@ -28,7 +28,7 @@ def install() -> None:
 
 
 def pass_over_own_code() -> None:
-    """Makes AutoGraph leave kerasdist's code unconverted, as it leaves TensorFlow's and Keras's.
+    """Makes AutoGraph leave kerasdist's code unconverted, like TensorFlow's and Keras's code.
 
     Users' functions that kerasdist calls are still converted (`converted_as_here`). They would not
     be converted if AutoGraph's `do_not_convert` were around kerasdist's own functions.

@@ -20,7 +20,7 @@ ours: WeakSet[tf.distribute.Strategy] = WeakSet()
 # Stands for TensorFlow's private base classes, which are looked up when the first object is made.
 _Native: Any = object
 
-# How many collective keys are reserved for a strategy; it needs one for each group of devices.
+# How many collective keys are reserved for a strategy; it needs one key per group of devices.
 KEYS_OF_A_STRATEGY = 100_000
 
 # The name of the workers' job in TensorFlow's description of the cluster.
@@ -160,7 +160,7 @@ def start_server(addresses: Sequence[str], rank: int) -> None:
     )
     # TensorFlow's coordination service is not used, because kerasdist's job detects lost workers.
     # TensorFlow's service would catch SIGTERM permanently and abort if a worker is late.
-    # At exit it would also wait for lost workers.
+    # At exit, TensorFlow's service would also wait for lost workers.
     internals.CONFIGURE_COORDINATION.of(runtime)(service_type="")
     internals.ENABLE_COLLECTIVES.of(runtime)(
         tf.train.ServerDef(
