@@ -256,7 +256,7 @@ def auto() -> Strategy:
         `MultiWorkerMirroredStrategy` in a process that is one of several workers (see
         `kerasdist.cluster.detect`). Otherwise `MirroredStrategy` over all accelerators, or over all
         CPU devices if there is no accelerator. If there is only one such device,
-        `OneDeviceStrategy`. The documentation of `MirroredStrategy` says when that starts one
+        `OneDeviceStrategy`. The documentation of `MirroredStrategy` says when it starts one
         process per device.
     """
     resolver = detect()
