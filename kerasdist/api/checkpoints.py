@@ -1,8 +1,8 @@
 """Saves and loads a model's variables as checkpoints in the formats of the frameworks.
 
-The tree of a checkpoint is that of ``keras.Model.get_state_tree``: four groups, and in each the
-variables by the parts of their paths. In a tree that is read, the groups may be missing, or other
-names may precede the paths.
+A checkpoint has the same tree as ``keras.Model.get_state_tree``: four groups, and in each group
+nested dictionaries, whose keys are the parts of the variables' paths. In a checkpoint that is read,
+the groups may be missing, or other names may precede the paths.
 """
 
 from __future__ import annotations
@@ -31,12 +31,13 @@ _IN_STATE_DICT = "_torch_params."
 
 
 def save_checkpoint(model: keras.Model, path: str | os.PathLike[str]) -> None:
-    """Writes the model's variables as the framework's own checkpoint. All workers must call it.
+    """Writes a model's variables as the framework's own checkpoint.
 
-    On JAX it is a checkpoint of Orbax (the package ``orbax-checkpoint``), on PyTorch one of
-    ``torch.distributed.checkpoint``. Each worker writes the shards that it holds. The tree is that
-    of ``model.get_state_tree()``, so programs without kerasdist can read it. The checkpoint does
-    not contain the place in the data, the epoch or the state of callbacks: to restart a run, use
+    All workers must call this function. On JAX the checkpoint has the format of Orbax (the package
+    ``orbax-checkpoint``), on PyTorch the format of ``torch.distributed.checkpoint``. Each worker
+    writes the shards that it holds. The checkpoint has the tree of ``model.get_state_tree()``, so
+    programs without kerasdist can read it. The checkpoint does not contain the position in the
+    data, the epoch or the state of callbacks: to restart a run, use
     `kerasdist.callbacks.BackupAndRestore`.
 
     Example::
@@ -51,8 +52,9 @@ def save_checkpoint(model: keras.Model, path: str | os.PathLike[str]) -> None:
 
     Raises:
         UnsupportedError: If the backend is TensorFlow, or Orbax is not installed.
-        ValueError: If the model is not built, if two of its variables have one path, if something
-            else is at `path`, or if some worker does not see the folder.
+        ValueError: If the model is not built, if two of its variables have the same path, if
+            something that is not a checkpoint is at `path`, or if some worker does not see the
+            folder.
     """
     form, replicas = _prepare(model)
     tree: dict[str, Any] = {
@@ -70,13 +72,13 @@ def save_checkpoint(model: keras.Model, path: str | os.PathLike[str]) -> None:
     before, new = unfinished / "replaced", unfinished / path.name
 
     def begin() -> str:
-        if before.exists() and not path.exists():  # a process was killed between two renames
+        if before.exists() and not path.exists():  # a process was killed between its two renames
             before.rename(path)
         if path.exists() and form.folder_in(path) is None:
             return f"Expected a new folder, or a checkpoint to replace. Received: path='{path}'."
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir(parents=True)
-        # Later, a disk without any room would be an error on the chief alone.
+        # A full disk is found here, where all workers raise the error; later, only the chief would.
         before.write_bytes(bytes(1 << 12))
         before.unlink()
         return ""
@@ -111,14 +113,16 @@ def save_checkpoint(model: keras.Model, path: str | os.PathLike[str]) -> None:
 def load_checkpoint(
     model: keras.Model, path: str | os.PathLike[str], *, weights_only: bool = False
 ) -> None:
-    """Gives a model the values of a framework's own checkpoint. All workers must call it.
+    """Loads a framework's own checkpoint into a model.
 
-    The checkpoint may be one of `save_checkpoint`, from any number of workers with any sharding;
-    one that a program without kerasdist wrote from ``model.get_state_tree()``; one of
-    ``keras.callbacks.OrbaxCheckpoint`` (a step's folder); one of a dictionary of variables by their
-    paths; or, on PyTorch, one of ``{"model": model.state_dict()}``. Each worker reads the shards
-    that it holds. Variables are found by their paths, so layers need the names that they had. All
-    shapes are compared before the first variable changes. Other entries are ignored.
+    All workers must call this function. The checkpoint may come from `save_checkpoint`, with any
+    number of workers and any sharding; from a program without kerasdist that saved
+    ``model.get_state_tree()``, or a dictionary of variables by their paths; from
+    ``keras.callbacks.OrbaxCheckpoint`` (pass the folder of a step); or, on PyTorch, from a program
+    that saved ``{"model": model.state_dict()}``. Each worker reads the shards that it holds.
+    Variables are found by their paths, so layers need the same names as in the saved model. All
+    shapes are compared before the first variable changes. Other entries of the checkpoint are
+    ignored.
 
     Example::
 
@@ -129,13 +133,13 @@ def load_checkpoint(
         model: A built model, made in a strategy's scope or not.
         path: The checkpoint's folder, which all workers must see, or its address on storage such as
             ``gs://``.
-        weights_only: Whether only weights are read, and the optimizer keeps its state. It also
-            keeps its state if the checkpoint has no state of an optimizer.
+        weights_only: Whether to load only weights, so that the optimizer keeps its state. The
+            optimizer also keeps its state if the checkpoint has no state of an optimizer.
 
     Raises:
         UnsupportedError: If the backend is TensorFlow, or Orbax is not installed.
-        ValueError: If the model is not built, or the checkpoint does not fit; then no variable has
-            changed.
+        ValueError: If the model is not built, or the checkpoint does not fit the model. No variable
+            has changed then.
     """
     form, replicas = _prepare(model)
     job = None if replicas is None else replicas.job
@@ -151,7 +155,7 @@ def load_checkpoint(
     folder = os.fspath(folder or path)
     try:
         shapes = {} if refusal else form.shapes(folder)
-    except Exception as error:  # noqa: BLE001 (which one a damaged file gives, the libraries choose)
+    except Exception as error:  # noqa: BLE001 (libraries raise various errors for a damaged file)
         refusal = (
             f"Expected a checkpoint that is whole. Received: path={folder!r}, where the shapes of "
             f"its arrays cannot be read: {type(error).__name__}: {error}. No variable has changed. "
@@ -163,7 +167,7 @@ def load_checkpoint(
         if key[0] != "metrics_variables":
             (slots if key[0] in _OPTIMIZER else weights)[_path_of(key)] = key
     wanted = [(model.weights, weights, True)]
-    rest = [one for one in model.non_trainable_variables if not is_on_read(one)]  # seeds
+    rest = [one for one in model.non_trainable_variables if not is_on_read(one)]  # e.g. seeds
     wanted.append((rest, weights, False))
     if slots and not weights_only:
         wanted.append((_slots_of(model), slots, True))
@@ -212,7 +216,7 @@ def _slots_of(model: Any) -> list[keras.Variable]:
 
 
 def _nested(variables: Iterable[keras.Variable]) -> dict[str, Any]:
-    """Returns variables by the parts of their paths."""
+    """Returns variables in nested dictionaries, whose keys are the parts of their paths."""
     tree: dict[str, Any] = {}
     for variable in variables:
         *parts, name = variable.path.split("/")
@@ -240,13 +244,13 @@ def _refusal(model: keras.Model, folder: str, wrong: Sequence[str], there: Seque
     return (
         f"Expected a checkpoint with all variables of model={model.name!r}, in their shapes. "
         f"Received: path={folder!r}, which does not fit {first_of(wrong)}; it has "
-        f"{there[:NAMED]}. No variable has changed. Make the model as the one that was saved, its "
-        "layers with the same names, or leave out the optimizer by weights_only=True."
+        f"{there[:NAMED]}. No variable has changed. Make the same model as the one that was saved, "
+        "with the same names of layers, or leave out the optimizer by weights_only=True."
     )
 
 
 def _on_chief(job: Job | None, work: Callable[[], str]) -> None:
-    """Lets the chief work while the others wait; all raise an error if `work` returns a text."""
+    """Calls `work` on the chief while others wait; all raise an error if it returns a message."""
     refusal = ""
     if job is None or job.is_chief:
         try:
@@ -259,7 +263,7 @@ def _on_chief(job: Job | None, work: Callable[[], str]) -> None:
 
 
 def _refuse(job: Job | None, refusal: str) -> None:
-    """Raises an error on all workers if one of them passes a text. All workers must call it."""
+    """Raises an error on all workers if one of them passes a message; all must call this."""
     refusals = [refusal] if job is None else job.all_gather_object("checkpoint", refusal)
     for rank, one in enumerate(refusals):
         if one:

@@ -18,7 +18,7 @@ from kerasdist.errors import ScopeError
 
 @final
 class StrategyExtended(EarlierNames):
-    """Members of a strategy that libraries need and few users do, all for cross-replica context.
+    """Members of a strategy that libraries use, but few users; for cross-replica context only.
 
     Example::
 
@@ -27,9 +27,9 @@ class StrategyExtended(EarlierNames):
 
     Attributes:
         experimental_require_static_shapes: Whether every replica must get values of the same
-            shapes; False, because no strategy here needs that.
+            shapes. It is always False, because no strategy of kerasdist needs that.
         experimental_should_init: Whether this process initializes variables. It is always True: all
-            processes initialize them, and then the chief's values replace those of the others.
+            processes initialize variables, and then the chief's values replace the other workers'.
 
     Source: https://www.tensorflow.org/api_docs/python/tf/distribute/StrategyExtended
     """
@@ -55,7 +55,7 @@ class StrategyExtended(EarlierNames):
 
     @property
     def should_checkpoint(self) -> bool:
-        """Whether this process, as the chief of the workers, writes checkpoints and summaries."""
+        """Whether this process is the chief: the worker that writes checkpoints and summaries."""
         return self._strategy.is_chief
 
     should_save_summary = should_checkpoint
@@ -67,7 +67,7 @@ class StrategyExtended(EarlierNames):
         return replica_set is not None and replica_set.job is not None
 
     def non_slot_devices(self, var_list: Any) -> tuple[str, ...]:
-        """Returns the devices of optimizer variables that belong to no other variable.
+        """Returns the devices of optimizer variables that belong to no weight, such as a counter.
 
         Args:
             var_list: The optimized variables; this argument has no effect.
@@ -146,8 +146,8 @@ class StrategyExtended(EarlierNames):
         Args:
             var: A variable of this strategy.
             fn: A function that takes a copy and may assign to it.
-            args: Arguments; of a distributed value, the function gets the component that is on the
-                copy's device.
+            args: Further arguments. In place of a distributed value, the function gets the
+                component that is on the copy's device.
             kwargs: Keyword arguments; distributed values are treated as in `args`.
             group: Whether to return one value for all copies, and not a list with one value per
                 copy.
@@ -226,8 +226,8 @@ class StrategyExtended(EarlierNames):
 
         Args:
             colocate_with_variable: A variable of this strategy, or the result of
-                `non_slot_devices`. It has no effect, because every variable has a copy on each
-                computing device.
+                `non_slot_devices`. This argument has no effect, because every variable has a
+                copy on each computing device.
 
         Raises:
             ValueError: If the variable does not belong to this strategy.

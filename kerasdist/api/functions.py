@@ -26,11 +26,12 @@ def function(
 def function(
     fn: Callable[..., Any] | None = None, *, jit_compile: bool = False, **given: Any
 ) -> Any:
-    """Compiles a step of a custom loop in the way of the backend. This is a decorator.
+    """Compiles a step of a custom loop by the backend's own compiler. Use it as a decorator.
 
-    On TensorFlow it is ``tf.function``. On JAX it is ``jax.jit``: the step is traced to find the
-    Keras variables that it reads and writes, and their new values replace the old ones without a
-    copy. On PyTorch it is the function itself, or ``torch.compile`` if `jit_compile` is True.
+    On TensorFlow the compiler is ``tf.function``. On JAX it is ``jax.jit``: the step is traced to
+    find the Keras variables that it reads and writes, and their new values replace the old ones
+    without a copy. On PyTorch it is ``torch.compile`` if `jit_compile` is True; otherwise the
+    function is not compiled.
 
     Example::
 
@@ -78,9 +79,9 @@ def value_and_grad(
         has_aux: Whether the function returns a pair.
 
     Returns:
-        The function's result, and a list of gradients in the order of `variables`: None for a
-        variable that the function did not read, and zeros for one that it read but that does not
-        influence the value.
+        The function's result, and a list of gradients in the order of `variables`. The gradient is
+        None for a variable that the function did not read, and zeros for a variable that the
+        function read but that does not influence the value.
 
     Raises:
         ValueError: If the function does not return a scalar, or with `has_aux` not a pair.
@@ -105,6 +106,6 @@ def _check(returned: Any, has_aux: bool) -> None:
     if isinstance(value, tuple | list | dict) or len(shape) > 0:
         raise ValueError(
             "Expected a scalar from a function that is differentiated. Received: a value of type "
-            f"{type(value).__name__} and shape {tuple(shape)}. Return a sum or a mean of it; what "
-            "else the function computes goes into a pair, with has_aux=True."
+            f"{type(value).__name__} and shape {tuple(shape)}. Return its sum or its mean; to "
+            "return more than the scalar, return a pair (value, aux), with has_aux=True."
         )

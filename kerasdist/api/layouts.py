@@ -85,7 +85,7 @@ class ModelLayout:
 
 
 def describe_layout(model: keras.Model) -> ModelLayout:
-    """Returns how much of each variable a device holds. Workers need not call it together.
+    """Returns how much of each variable a device holds. Workers need not call this together.
 
     Variables that do not exist yet, such as an optimizer's before the first step, are not listed.
 

@@ -1,4 +1,4 @@
-"""Losses for custom loops, scaled so that their sum over the replicas is right."""
+"""Losses for custom loops, scaled so that their sum over the replicas is the global loss."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class ReduceOp(enum.Enum):
 
     @classmethod
     def of(cls, op: ReduceOp | str) -> ReduceOp:
-        """Returns the operation for a `ReduceOp`, TensorFlow's own, or a name in any case."""
+        """Returns the `ReduceOp` for a name in any case, or for TensorFlow's own ``ReduceOp``."""
         return member_of(cls, op, "reduce_op")
 
     from_variable_aggregation = of
@@ -60,11 +60,11 @@ class CommunicationImplementation(enum.Enum):
 class CommunicationOptions:
     """How a collective communicates.
 
-    On TensorFlow, workers sum gradients by the options of the strategy; in `fit`, the job's
+    On TensorFlow, workers sum gradients with the strategy's options; in `fit`, the job's
     time-out (``KERASDIST_MEETING_TIMEOUT``) replaces `timeout_seconds`. On PyTorch, only
     `bytes_per_pack` and `compression` of the strategy's options have an effect. On JAX no option
-    has an effect, because XLA decides. An option without effect causes a warning, and `compression`
-    an error where it is not supported.
+    has an effect, because XLA decides. An option without effect causes a warning; `compression`
+    causes an error where it is not supported.
 
     Example::
 
@@ -145,7 +145,7 @@ def require_choice(argument: str, value: object, choices: Sequence[object]) -> N
 
 
 def member_of(kind: type[E], value: object, argument: str) -> E:
-    """Returns an enumeration's member for a name, or for another enumeration's member so named."""
+    """Returns a member of `kind` by its name, or for a member of that name of another enum."""
     name: Any = value.name if isinstance(value, enum.Enum) else value
     if isinstance(name, str) and name.upper() in kind.__members__:
         return kind[name.upper()]

@@ -21,8 +21,8 @@ class LocalBatch:
     """Which part of the global batch a replica holds, in a step of `fit`, `evaluate` or `predict`.
 
     Attributes:
-        size: Number of examples of this replica, as an int; or as an int32 scalar tensor, if it is
-            not known before the step runs.
+        size: Number of examples of this replica. It is an int, or an int32 scalar tensor if the
+            number is not known before the step runs.
         total: Number of examples in the global batch, of the same type as `size`.
         weight: ``size / total``, a float or a float32 scalar tensor; 0 for a replica without
             examples.
@@ -44,8 +44,8 @@ class LocalBatch:
             f"{self.size} of the batch's {self.total} rows" if is_known else "a part of the batch"
         )
         error.add_note(
-            f"The step runs once per replica, and this replica has {rows}. If code in it makes "
-            "arrays of a fixed batch size, let it take the size from its batch: "
+            f"The step runs once per replica, and this replica has {rows}. If the step "
+            "makes arrays of a fixed batch size, let it take the size from its batch: "
             "keras.ops.shape(x)[0]."
         )
 
@@ -55,8 +55,8 @@ class ReplicaContext(ReplicaLike, EarlierNames):
     """One replica of a step: its number, and the collectives through which it reaches the others.
 
     `kerasdist.get_replica_context` returns this context in the function that `Strategy.run` calls,
-    and in everything that this function calls. The context is also a context manager: it is in
-    force in the block.
+    and in everything that this function calls. The object is also a context manager: in its
+    ``with`` block, it is the context in force.
 
     Example::
 
@@ -72,8 +72,8 @@ class ReplicaContext(ReplicaLike, EarlierNames):
 
     Attributes:
         strategy: The strategy that runs the step.
-        replica_id_in_sync_group: This replica's number, counted from 0. It is an int; on JAX it is
-            an int32 scalar, whose value is known when the program runs.
+        replica_id_in_sync_group: This replica's number, counted from 0. It is an int, but on JAX an
+            int32 scalar, whose value is known only when the program runs.
         num_replicas_in_sync: How many replicas take part in the step.
     """
 
@@ -159,7 +159,7 @@ class ReplicaContext(ReplicaLike, EarlierNames):
                 tensors. The shapes on the replicas may differ only along `axis`.
             axis: The axis; negative values count from the end.
             options: These have no effect and cause a warning, because each backend chooses by the
-                size of the tensors.
+                size of the tensors how to communicate.
 
         Returns:
             The same structure with gathered tensors.
@@ -186,19 +186,20 @@ class ReplicaContext(ReplicaLike, EarlierNames):
     def _require_in_force(self, call: str) -> None:
         if replica_context_in_force() is not self:
             raise ScopeError(
-                f"Expected {call} of the replica whose code this is. Received: a call on replica "
-                f"{self.replica_id_in_sync_group} of {self.strategy}, from another context. Get "
-                "the context in force with kerasdist.get_replica_context()."
+                f"Expected {call} on the context of the replica that runs this code. Received: a "
+                f"call on the context of replica {self.replica_id_in_sync_group} of "
+                f"{self.strategy}. Get the context in force with kerasdist.get_replica_context()."
             )
 
 
 def global_batch(tensor: object) -> Any:
     """Returns the rows of all replicas, in the order of the global batch.
 
-    Use it in a model, a loss or a `train_step` that itself mixes examples, such as a contrastive
-    loss over the batch, because on TensorFlow and PyTorch a replica holds only its own rows.
-    Gradients flow through it. On one device, on JAX (where `fit` is one global program), and
-    outside of a replica, it returns `tensor` itself. All replicas must call this function.
+    Use this function in a model, a loss or a `train_step` that itself mixes examples, such as a
+    contrastive loss over the batch, because on TensorFlow and PyTorch a replica holds only its own
+    rows. Gradients flow through the call. On one device, on JAX (where `fit` is one global
+    program), and outside of a replica, the function returns `tensor` itself. All replicas must call
+    this function.
 
     Example::
 

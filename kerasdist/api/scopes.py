@@ -96,10 +96,10 @@ def get_replica_context() -> ReplicaContext | None:
         strategy.run(on_replica)  # the number of replicas, on each
 
     Returns:
-        The `ReplicaContext`, in the code of a model too. Outside of every scope it is the context
-        of the default strategy. In cross-replica code, that is inside of ``with
-        strategy.scope():``, it is None. In `fit` on JAX one replica has the rows of all, so its
-        collectives return their arguments unchanged.
+        The `ReplicaContext`; the code of a model gets it too. Outside of every scope it is the
+        context of the default strategy. The result is None in cross-replica code: the code inside
+        of ``with strategy.scope():``. In `fit` on JAX one replica has the rows of all replicas, so
+        its collectives return their arguments unchanged.
     """
     return cast("ReplicaContext | None", context.replica_context_in_force())
 

@@ -133,7 +133,7 @@ class Strategy(EarlierNames):
         return range(1) if self.replica_set is None else self.replica_set.local_replicas
 
     def scope(self) -> AbstractContextManager[Strategy]:
-        """Opens this strategy's scope: models, optimizers and metrics made in it belong to it.
+        """Opens this strategy's scope: models, optimizers and metrics made in it use the strategy.
 
         Example::
 
@@ -170,10 +170,10 @@ class Strategy(EarlierNames):
             fn: The function. JAX traces and compiles it, once for each function object and each set
                 of shapes of the arguments.
             args: Positional arguments. Each replica gets its component of a distributed value, such
-                as a batch of a distributed dataset. All replicas get the same of any other
-                argument.
+                as a batch of a distributed dataset. Any other argument goes to all replicas
+                unchanged.
             kwargs: Keyword arguments, distributed in the same way as `args`.
-            options: A `RunOptions` or ``tf.distribute.RunOptions``. No backend needs any.
+            options: A `RunOptions` or ``tf.distribute.RunOptions``. No backend needs these options.
 
         Returns:
             The function's result, with a `PerReplica` at each leaf.
@@ -207,9 +207,9 @@ class Strategy(EarlierNames):
             reduce_op: ``"SUM"`` or ``"MEAN"``.
             value: A distributed value, such as `run` returns. A tensor counts as the component of
                 every replica.
-            axis: None: the components have equal shapes and are added elementwise. An int or
-                several: the components are also reduced along these axes, along which their sizes
-                may differ; a mean is then a mean over all elements.
+            axis: None: the components have equal shapes and are reduced elementwise. An int, or
+                several ints: the components are also reduced along these axes, and may differ in
+                size along them. A mean is then the mean over all elements.
 
         Returns:
             A tensor; for a nested structure, a tensor at each leaf.
@@ -361,7 +361,7 @@ class Strategy(EarlierNames):
         return self.run(fn, () if input_iterator is None else (input_iterator.get_next(),))
 
     def group(self, value: Any, name: str | None = None) -> None:
-        """Does nothing, because the components of a value need no further call.
+        """Does nothing: the components of a value are computed without a further call.
 
         Args:
             value: A distributed value.
@@ -374,7 +374,7 @@ class Strategy(EarlierNames):
         return ReplicaContext(self, 0, self.num_replicas_in_sync)
 
     def _for_all_workers(self, call: str, *, counts: bool = False) -> AbstractContextManager[None]:
-        """Raises WorkerLostError in place of the errors that a lost worker causes in a call.
+        """Returns a context that raises WorkerLostError for the errors that a lost worker causes.
 
         `counts`: whether the call counts as a step of the job. `run` counts its steps itself.
         """
@@ -431,7 +431,7 @@ class DefaultStrategy(Strategy):
     """Plain Keras: one replica, on the device that Keras chooses."""
 
     def __init__(self) -> None:
-        """Makes a default strategy. `kerasdist.get_strategy` returns the existing one."""
+        """Makes a default strategy; `kerasdist.get_strategy` returns the existing strategy."""
         super().__init__(None)
 
     def __str__(self) -> str:

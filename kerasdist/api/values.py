@@ -95,9 +95,9 @@ def require_one_each(value: object, count: int, replicas: int) -> None:
     if count != replicas:
         raise ValueError(
             f"Expected a value with a component for each of the {replicas} replicas here. "
-            f"Received: a {type(value).__name__} of {count} components. Values cannot go from one "
-            "strategy to another: make it with this one, or pass a tensor, such as "
-            "strategy.gather returns."
+            f"Received: a {type(value).__name__} of {count} components. A value of one strategy "
+            "cannot be used with another: make the value with this strategy, or pass a tensor, "
+            "such as strategy.gather returns."
         )
 
 
@@ -114,8 +114,8 @@ def per_replica(
 ) -> Any:
     """Returns one structure of distributed values from one structure per replica.
 
-    `value` makes a value of its components. A leaf that is the same object on all replicas stays as
-    it is.
+    `value` makes a distributed value from its components. A leaf that is the same object on all
+    replicas stays as it is.
     """
 
     def merged(leaves: Sequence[Any]) -> Any:

@@ -33,10 +33,11 @@ _NONE = object()
 @final
 @dataclass(frozen=True)
 class KnownSizes:
-    """The numbers of rows of the steps of a worker's shard, if its dataset knows them.
+    """How many rows each step of a worker's shard has, for a dataset that knows its batch sizes.
 
     Attributes:
-        batch: The numbers of rows of the steps that one batch lasts; none is 0.
+        batch: The numbers of rows of the steps for which one batch lasts; none is 0. If a step
+            takes several batches, these count as one batch here.
         count: How many batches there are; None if they do not end.
         last: The numbers of rows of the steps after these batches.
         form: The types and shapes of a row.
@@ -49,7 +50,10 @@ class KnownSizes:
 
     @classmethod
     def of(cls, dataset: object, steps: int = 1, batches_a_step: int = 1) -> KnownSizes | None:
-        """Returns the sizes of steps, if a batch lasts several, or each takes several batches."""
+        """Returns the sizes if a batch lasts for `steps`, or a step takes `batches_a_step` batches.
+
+        Returns None if the dataset does not know its batch sizes.
+        """
         found = keras_compat.equal_batches(dataset)
         if found is None or found.count == 0 or found.rows < steps:
             return None
@@ -74,8 +78,8 @@ class OwnSource:
         length: How many steps the shard lasts; None if that is not known.
         steps_a_batch: How many steps a batch lasts.
         everything: Starts an iteration over the whole dataset, to find the types and shapes of a
-            batch if the worker has none.
-        sizes: How many rows each step has, if the dataset knows that.
+            batch if the worker has no batch.
+        sizes: How many rows each step has; None if the dataset does not know that.
         serves_once: Whether the source can be iterated only once.
         pass_epochs: Skips epochs before the next iteration; None if the source cannot skip.
     """
@@ -100,14 +104,14 @@ def policy_of(dataset: object, said: AutoShardPolicy | None) -> AutoShardPolicy:
     if own not in AutoShardPolicy.__members__:
         raise UnsupportedError(
             f"Expected a policy among {', '.join(AutoShardPolicy.__members__)}. Received: "
-            f"auto_shard_policy={own} in the dataset's tf.data.Options. Shard it by hand, and use "
-            "OFF."
+            f"auto_shard_policy={own} in the dataset's tf.data.Options. Shard the dataset "
+            "by hand, and use OFF."
         )
     return AutoShardPolicy[own]
 
 
 def own_source(dataset: object, policy: AutoShardPolicy, job: Job) -> OwnSource:
-    """Returns the shard of a dataset that this worker reads. All workers must call it."""
+    """Returns the shard of a dataset that this worker reads. All workers must call this."""
     everything, once = batches_of(dataset), inspect.isgenerator(dataset)
     own, steps = dataset, 1
     if policy is not AutoShardPolicy.OFF:
@@ -205,17 +209,17 @@ class WorkerBatches(keras_compat.DataAdapter):
 
     @property
     def num_workers(self) -> int:
-        """How many workers read; the size of a global batch depends on it."""
+        """How many workers read the data; the size of a global batch depends on this number."""
         return self._job.num_workers
 
     def get_tf_dataset(self) -> WorkerBatches:
-        """Returns the batches."""
+        """Returns this object, which yields the batches."""
         return self
 
     get_torch_dataloader = get_tf_dataset
 
     def get_jax_iterator(self, super_batch: int | None = None) -> WorkerBatches:
-        """Returns the batches, one by one."""
+        """Returns this object, which yields the batches one by one."""
         return self
 
     @property
@@ -252,7 +256,7 @@ class WorkerBatches(keras_compat.DataAdapter):
             if not forms:
                 return
             without = [rank for rank, one in enumerate(everyone) if one["form"] is None]
-            if without:  # all workers see the same, so all of them raise the error
+            if without:  # all workers see the same facts, so all raise the error
                 raise self._without_any(without[0])
             if not batches:
                 own, batches = iter(()), [rows(like, 0, 0)] * count
@@ -278,7 +282,7 @@ class WorkerBatches(keras_compat.DataAdapter):
         """Returns the error for a worker that has no batch to show the types and shapes."""
         return InputError(
             f"{self._job.who} Expected at least one batch on every worker. Received: a dataset "
-            f"without any on worker {rank}. Give each worker at least one."
+            f"without a batch on worker {rank}. Give each worker at least one batch."
         )
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class DistributedDataset(EarlierNames, abc.ABC):
-    """Batches with a component on every replica; it can be iterated repeatedly.
+    """A dataset whose batches have a component on every replica; it can be iterated repeatedly.
 
     Iterators of the dataset have `get_next` and `element_spec`, like
     ``tf.distribute.DistributedIterator``.
@@ -52,7 +52,7 @@ class DistributedDataset(EarlierNames, abc.ABC):
         return DistributedIterator(self, _read_ahead(self._batches(), ahead))
 
     def __bool__(self) -> bool:
-        return True  # this also holds for an empty dataset, or an unknown length
+        return True  # also if the dataset is empty, or its length is unknown
 
     @property
     def element_spec(self) -> Any:
@@ -97,7 +97,7 @@ class DistributedIterator(EarlierNames, Iterator[Any], metaclass=abc.ABCMeta):
             raise UnsupportedError(
                 "Expected batches to be taken outside of a kerasdist.function and of strategy.run, "
                 "which are traced once, so that all calls would see one batch. Received: a batch "
-                "taken in one. Give it the batch as an argument: step(next(iterator))."
+                "taken inside. Give the function the batch as an argument: step(next(iterator))."
             )
         return next(self._batches)
 
@@ -143,7 +143,7 @@ class InputIterator(Iterator[Any]):
 def _read_ahead(batches: Iterator[Any], ahead: int) -> Iterator[Any]:
     waiting: deque[Any] = deque()
     for batch in batches:
-        # `batches` places each batch, which starts a copy that runs while other batches are used.
+        # Taking a batch starts its copy to the devices, which runs while earlier batches are used.
         waiting.append(batch)
         if len(waiting) > ahead:
             yield waiting.popleft()
@@ -169,7 +169,7 @@ class DividedDataset(DistributedDataset):
 
 @final
 class ShardedDataset(DistributedDataset):
-    """Batches of which each worker reads its own shard, cut into local batches for its replicas."""
+    """A dataset of which each worker reads a shard, and cuts its batches into local batches."""
 
     source: WorkerBatches
 
@@ -194,7 +194,10 @@ class ShardedDataset(DistributedDataset):
 
 @final
 class GatheredDataset(DistributedDataset):
-    """Batches that are not divided: a replica takes them from its own or its worker's pipeline."""
+    """Batches that are not divided: a replica takes them from its own or its worker's pipeline.
+
+    In a round, each replica of this process takes its next batch.
+    """
 
     def __len__(self) -> int:
         """Returns the number of rounds in which any replica of this process gets a batch."""
@@ -233,8 +236,8 @@ class GatheredDataset(DistributedDataset):
                 empty = rows(there[0], 0, 0)
             elif empty is _NONE:
                 raise InputError(
-                    "Expected at least one batch on every worker. Received: a dataset without any, "
-                    "while other workers have data. Give each worker at least one."
+                    "Expected at least one batch on every worker. Received: a dataset without a "
+                    "batch, while other workers have data. Give each worker at least one batch."
                 )
             yield [empty if batch is _NONE else batch for batch in batches]
 
@@ -243,7 +246,7 @@ class GatheredDataset(DistributedDataset):
 
 
 def job_of(strategy: StrategyLike) -> Job | None:
-    """Returns the job whose workers share a strategy; None if this process is the only one."""
+    """Returns the job whose workers share a strategy; None if this process is the only worker."""
     return None if strategy.replica_set is None else strategy.replica_set.job
 
 
@@ -300,7 +303,7 @@ def from_function(
     here = strategy.local_replicas
     count = replicas if each else replicas // len(here)
     own = here if each else [here.start // len(here)]
-    keras_compat.leave_accelerators()  # the function may be the first to use TensorFlow
+    keras_compat.leave_accelerators()  # the function may start TensorFlow
     pipelines = [dataset_fn(InputContext(count, index, replicas)) for index in own]
     if replicas == 1:
         return distributed(pipelines[0], strategy, InputOptions())
@@ -324,9 +327,9 @@ def _preferred(ours: DistributedDataset) -> Any:
     if own is None:
         if ours.options.experimental_place_dataset_on_device:
             raise UnsupportedError(
-                "Expected a tf.data.Dataset on TensorFlow, which alone can be placed on a device. "
-                "Received: experimental_place_dataset_on_device=True. Leave it out: batches go to "
-                "their replica's device."
+                "Expected a tf.data.Dataset on TensorFlow: only such a dataset can be placed on a "
+                "device. Received: experimental_place_dataset_on_device=True. Leave the option "
+                "out: batches go to their replica's device in any case."
             )
         return ours
     _EQUIVALENTS[own] = ours
@@ -334,7 +337,7 @@ def _preferred(ours: DistributedDataset) -> Any:
 
 
 def _is_ours(dataset: object) -> bool:
-    # `isinstance` of the base is not used, because a framework's class may be registered there.
+    # The base class is not tested for, because a framework's class may be registered with it.
     return isinstance(dataset, DividedDataset | ShardedDataset | GatheredDataset)
 
 

@@ -30,7 +30,7 @@ def whole(dataset: object, **beside: object) -> Any:
         _refuse(beside)
         if ours.source.source.serves_once:
             raise InputError(
-                "Expected a dataset that can be iterated again, of which each worker reads a part: "
+                "Expected a dataset that can be iterated again if each worker reads a part of it: "
                 "Keras looks at a batch before it trains. Received: a generator. Pass a "
                 "keras.utils.PyDataset, a tf.data.Dataset, a DataLoader or a list of batches."
             )
@@ -46,7 +46,7 @@ def whole(dataset: object, **beside: object) -> Any:
     elif isinstance(ours, DividedDataset):
         source = ours.source
     else:
-        return dataset  # a framework's distributed dataset that kerasdist did not make
+        return dataset  # a framework's own dataset, which kerasdist did not distribute
     if keras_compat.is_dataset(source) or inspect.isgenerator(source):
         return source
     _refuse(beside)
@@ -105,9 +105,9 @@ def _examples(source: Any) -> Iterator[tuple[Any, ...]]:
 
 
 class WrappedAdapter(keras_compat.DataAdapter):
-    """Has the properties of the inner adapter; a subclass yields the batches for a framework."""
+    """An adapter with the inner adapter's properties; a subclass yields a framework's batches."""
 
-    builtin_prefetch = True  # Keras 3.12 would send a worker's batches to one device (on JAX)
+    builtin_prefetch = True  # Keras 3.12 on JAX would otherwise copy batches to a device
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
@@ -121,7 +121,7 @@ class WrappedAdapter(keras_compat.DataAdapter):
 
     @staticmethod
     def reads_arrays(adapter: Any) -> bool:
-        """Returns whether an adapter's rows come from arrays, which it shuffles itself."""
+        """Returns whether an adapter's rows come from arrays that the adapter shuffles."""
         return keras_compat.is_array_adapter(WrappedAdapter.innermost(adapter))
 
     def jax_batches(self, super_batch: int | None) -> Iterator[Any]:
@@ -131,7 +131,7 @@ class WrappedAdapter(keras_compat.DataAdapter):
 
     @property
     def num_batches(self) -> int | None:
-        """Number of batches; None if it is not known."""
+        """Number of batches; None if the number is not known."""
         return self._inner.num_batches
 
     batch_size = property(attrgetter("_inner.batch_size"))
@@ -152,7 +152,7 @@ class _BatchesAdapter(WrappedAdapter):
     """Batches of a source that is iterated once per epoch, in the order of the source."""
 
     def __init__(self, inner: Any, source: Any) -> None:
-        """Stores Keras's adapter of generators, which has no number of batches, and the source."""
+        """Stores the source, and Keras's adapter of generators, which has no number of batches."""
         super().__init__(inner)
         self._source = source
 

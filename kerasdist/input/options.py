@@ -120,7 +120,7 @@ class InputOptions:
 
 @dataclass(frozen=True)
 class InputContext:
-    """The input pipeline for which a dataset function is called.
+    """Describes the input pipeline for which a dataset function is called.
 
     Example::
 
@@ -163,7 +163,7 @@ class InputContext:
 
 @dataclass(frozen=True)
 class ValueContext:
-    """The replica for which a value function is called.
+    """Describes the replica for which a value function is called.
 
     Example::
 

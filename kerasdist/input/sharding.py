@@ -17,9 +17,10 @@ from typing import Any, final
 from kerasdist.core.structures import flatten, map_leaves
 from kerasdist.errors import InputError
 
-# In a trial, this many examples per replica are enough to show whether code mixes them.
+# In the check of the first step, this many examples per replica are enough to show whether code
+# mixes examples.
 _LEAST = 2
-# If the replicas have different numbers of examples, a trial takes up to `_ENOUGH` per replica,
+# If the replicas have different numbers of examples, the check takes up to `_ENOUGH` per replica,
 # which shows the effects, but together at most `_TIMES` times as many as the largest replica has.
 _ENOUGH, _TIMES = 8, 4
 
@@ -60,9 +61,9 @@ def bounds_of_replicas(total: int, replicas: int) -> tuple[tuple[int, int], ...]
 def trial_sizes(sizes: Sequence[int]) -> tuple[int, ...]:
     """Returns how many of each replica's examples the check of the first step uses.
 
-    A single device also takes that step, with the examples of all replicas. If the replicas are
-    even, these are about as many as one replica has in a step of `fit`, so that the check needs no
-    more memory for activations.
+    A single device also takes that step, with the examples of all replicas. If all replicas have
+    the same number of examples, the device gets about as many as one replica has in a step of
+    `fit`, so that the check needs no more memory for activations.
 
     Args:
         sizes: How many examples each replica has.
@@ -103,8 +104,9 @@ def arrays(batch: object) -> Iterator[Any]:
 def lists_weights(sample_weight: Any, y: Any) -> bool:
     """Returns whether sample weights are a list with one number per row.
 
-    Such a list must be divided like an array; as a structure of scalars it would go to all
-    replicas. The result is False for a list with one entry per output, as for targets.
+    Such a list must be divided like an array; if it counted as a structure of scalars, all of it
+    would go to every replica. The result is False for a list with one entry per output, as for
+    targets.
     """
     if not _is_list(sample_weight) or _is_list(y) or isinstance(y, dict) or len(sample_weight) == 0:
         return False
@@ -148,7 +150,7 @@ class WorkerShard:
         workers: How many workers there are.
         alike: Whether the workers' arrays differ only in their number of rows.
         like: A batch that has rows, if there is one, to show types and shapes if `rows` is empty.
-        given: How many rows each worker holds, by rank; empty if `piece_sizes` says it.
+        given: How many rows each worker holds, by rank; empty if `piece_sizes` returns the same.
     """
 
     rows: Any

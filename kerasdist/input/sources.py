@@ -1,6 +1,6 @@
 """Iterates repeatedly over sources of batches, or over every n-th batch of a source.
 
-Arrays become a source as a `RowDataset`.
+A `RowDataset` makes a source from arrays.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ class RowDataset:
 
     Attributes:
         arrays: NumPy arrays with the examples along axis 0, nested in any structure.
-        batch_size: Number of rows in an element; None for single rows without that axis.
+        batch_size: Number of rows in an element; None for single rows, without an axis of rows.
         drop_remainder: Whether to leave out a last batch that is smaller.
         shuffled: The generator that draws the order of the rows; None if they are not shuffled.
     """
@@ -197,8 +197,8 @@ class RowDataset:
         if len({shape[:1] for shape in shapes}) != 1 or not shapes[0]:
             raise InputError(
                 "Expected arrays with the same number of rows, one per example. Received: "
-                f"numpy_input of shapes {shapes[:10]}. A list is a structure of arrays: make an "
-                "array of a list of numbers."
+                f"numpy_input of shapes {shapes[:10]}. A list counts as a structure of arrays: "
+                "convert a list of numbers to an array."
             )
 
     def shuffle(self, seed: int | None = None) -> RowDataset:

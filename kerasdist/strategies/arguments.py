@@ -1,4 +1,4 @@
-"""The arguments that strategies share: `batch_norm`, `check`, `sharding` and `offload`."""
+"""Checks the arguments that strategies share: `batch_norm`, `check`, `sharding` and `offload`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def replica_options(
     Args:
         sharding: None, a `Sharding` or its name, or a ``keras.distribution.LayoutMap``.
         batch_norm: The same as in `ReplicaOptions`.
-        check: The same as in `ReplicaOptions`; None for the environment variable's value.
+        check: The same as in `ReplicaOptions`; None means the value of ``KERASDIST_CHECK``.
         parameter_device: The same as in `ReplicaOptions`.
         communication: The same as in `ReplicaOptions`.
         offload: The same as in `ReplicaOptions`.
@@ -64,7 +64,7 @@ def replica_options(
 
 
 def _checked_check(check: Check | None) -> Check:
-    """Returns a strategy's argument `check`; if it is None, the environment variable's value."""
+    """Returns a strategy's argument `check`; if it is None, the value of ``KERASDIST_CHECK``."""
     name, said = "check", check
     if check is None:
         name, said = CHECK_VARIABLE, os.environ.get(CHECK_VARIABLE) or "warn"
@@ -92,7 +92,9 @@ def _checked_sharding(sharding: ShardingOption) -> Any:
 def named_devices(
     devices: Sequence[str] | None, earlier: Mapping[str, Any]
 ) -> Sequence[str] | None:
-    """Returns the argument `devices`, or the devices that earlier arguments of 2018 stand for.
+    """Returns the argument `devices`, or the devices for which arguments of 2018 stand.
+
+    In 2018 the strategies of ``tf.distribute`` took numbers of GPUs in place of devices.
 
     Args:
         devices: Names of devices, or None.
@@ -121,7 +123,7 @@ def checked_resolver(given: object) -> ClusterResolver | None:
         return given
     raise TypeError(
         "Expected a kerasdist.cluster.ClusterResolver or None. Received: cluster_resolver="
-        f"{given!r:.200}. Make one of a cluster's addresses: kerasdist.cluster."
+        f"{given!r:.200}. Make one from a cluster's addresses: kerasdist.cluster."
         "SimpleClusterResolver(cluster_spec, task_type, task_id). Collectives are chosen by "
         "communication_options=kerasdist.CommunicationOptions(implementation=...)."
     )

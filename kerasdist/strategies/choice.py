@@ -1,7 +1,7 @@
 """Chooses the devices of a strategy: all, the named ones, or a worker's share of the GPUs.
 
 Workers agree on their GPUs before the framework starts, and then check whether the framework sees
-these.
+these GPUs.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ def chosen_devices(
     """Returns the devices of a strategy.
 
     If no names are given, these are all accelerators of this machine; or all its CPU devices, if it
-    has no accelerator, or if ``KERASDIST_CPU_DEVICES`` is set. CPU devices that do not exist yet
-    are made, if the backend has not started. This call starts the backend, so the devices in
-    ``needed`` are made at the same time.
+    has no accelerator, or if ``KERASDIST_CPU_DEVICES`` is set. If the backend has not started,
+    CPU devices that do not exist yet are made. This call then starts the backend, after which no
+    CPU device can be made, so the devices in ``needed`` are made at the same time.
     """
     wanted = prepare(backend, names, needed)
     for kind in sorted({device.kind for device in wanted}):
@@ -78,8 +78,8 @@ def prepare(
 ) -> list[Device]:
     """Makes the CPU devices among the named devices, without starting the backend.
 
-    Only CPU devices that are numbered from 0 without a gap can be made; any other must already
-    exist. Returns all named devices, each of them once.
+    Only CPU devices that are numbered from 0 without a gap can be made; any other device must
+    already exist. Returns all named devices, each of them once.
     """
     config.apply_cpu_devices_variable()
     named = () if names is None else parse_devices(names)
@@ -101,8 +101,8 @@ class Choice:
     Attributes:
         numbers: The numbers of these GPUs among the GPUs that the process sees, in order; None for
             all.
-        peers: The workers of this machine that have found no GPU, including this worker; empty if
-            this worker has found one.
+        peers: The ranks of this machine's workers that have found no GPU, including this worker;
+            empty if this worker has found a GPU.
     """
 
     numbers: list[int] | None
@@ -211,7 +211,7 @@ def check_promise(backend: Backend) -> None:
     if visible and (job is None or job.is_chief):
         warn_user(
             f"This machine has {len(visible)} GPUs that {backend.name}, which is built for CPUs, "
-            f"does not use. Install {GPU_BUILDS[backend.name]}; if you mean CPUs, {_ON_CPUS}."
+            f"does not use. Install {GPU_BUILDS[backend.name]}; to compute on CPUs, {_ON_CPUS}."
         )
     problem = gpus.driver_problem() if asked and not visible else None
     if problem is not None:

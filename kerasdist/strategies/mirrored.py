@@ -28,12 +28,12 @@ class MirroredStrategy(Strategy):
     gradients are combined so that the result equals that of one device with the whole batch.
 
     On PyTorch each of several GPUs has its own process: the script that makes the strategy is
-    started once more for each further GPU, and itself continues as worker 0, as if ``kerasdist run
-    --workers gpu`` had started it. So the strategy must be the first thing that the script does
-    with Keras. Every process runs the whole script, with the same arguments, in the same order;
-    work for only one process belongs to worker 0 (``KERASDIST_RANK=0``). Lines that the other
-    processes print begin with the name of the worker, ``[worker 1/8]``. When one process fails, all
-    processes end with its exit code. In a notebook each GPU has a thread instead;
+    started once more for each further GPU. The first process continues as worker 0, as if
+    ``kerasdist run --workers gpu`` had started it. So the strategy must be the first thing that the
+    script does with Keras. Every process runs the whole script, with the same arguments, in the
+    same order; work for only one process belongs to worker 0 (``KERASDIST_RANK=0``). Lines that the
+    other processes print begin with the name of the worker, ``[worker 1/8]``. When one process
+    fails, all processes end with its exit code. In a notebook each GPU has a thread instead;
     `kerasdist.launch` starts processes there.
 
     Example::
@@ -71,32 +71,33 @@ class MirroredStrategy(Strategy):
             batch_norm: ``"synchronized"``: BatchNormalization uses the global batch, as on one
                 device. ``"per_replica"``: it uses each replica's own rows, and the moving
                 statistics are averaged; this is faster, but does not give the numbers of one
-                device, and JAX does not support it. None: synchronized in `fit`; in custom loops
-                the layer decides, which uses each replica's own rows unless it is
+                device, and JAX does not support it. None: synchronized in `fit`. In custom loops
+                each layer then uses the replica's own rows, unless it is
                 ``BatchNormalization(synchronized=True)``, as in ``tf.distribute``.
             check: Whether the first training step is compared with the same step on one device, if
                 your code could mix examples. If the steps differ, ``"warn"`` gives a warning and
                 ``"raise"`` an error; with ``"off"`` they are not compared. None means the value of
                 the environment variable ``KERASDIST_CHECK``, or ``"warn"`` if it is not set. See
                 `kerasdist.compare_with_one_device`.
-            launcher: ``"processes"``: one process per device, on PyTorch only, where it can also be
-                tried with CPU devices. ``"threads"``: one process for all devices. None: processes
-                on PyTorch with several GPUs, in a script that no launcher has started; otherwise
-                threads.
+            launcher: ``"processes"``: one process per device. Only PyTorch supports this value,
+                which can be tried with CPU devices too. ``"threads"``: one process for all devices.
+                None: processes on PyTorch with several GPUs, in a script that no launcher has
+                started; otherwise threads.
             sharding: Which variables the replicas divide among them, so that a larger model fits.
                 None: each replica holds all variables. ``"optimizer"``: the optimizer's variables
                 are sharded. ``"full"``: the weights are sharded too. ``"auto"``: like ``"full"``,
-                but on JAX a model whose class has a layout map is sharded by that. TensorFlow
-                supports none of these; on PyTorch each replica must be a process. Small variables
-                stay whole, see `kerasdist.Sharding`. On JAX, and on PyTorch with a process per
-                device, also a ``keras.distribution.LayoutMap`` over a mesh whose first axis divides
-                the batch, and whose other axes divide variables.
+                but on JAX a model whose class has a layout map is sharded by that map.
+                TensorFlow supports none of these; on PyTorch each replica must be a process. Small
+                variables stay whole, see `kerasdist.Sharding`. On JAX, and on PyTorch with a
+                process per device, the argument may also be a ``keras.distribution.LayoutMap`` over
+                a mesh whose first axis divides the batch, and whose other axes divide variables.
             offload: Which variables the host's memory holds, so that a larger model fits.
-                ``"optimizer"``: those of the optimizer that belong to a weight, except small ones;
-                a step brings them to the device, updates them, and takes them back. Works with and
-                without `sharding`. TensorFlow does not support it.
-            **earlier: Arguments of 2018: `num_gpus` and `num_gpus_per_worker` stand for that many
-                `devices`; any other is refused, with what to write instead.
+                ``"optimizer"``: the optimizer's variables that belong to a weight, except small
+                variables. A step copies them to the device, updates them, and copies them back.
+                This works with and without `sharding`. TensorFlow does not support it.
+            **earlier: Arguments of ``tf.distribute`` in 2018: `num_gpus` and `num_gpus_per_worker`
+                stand for that many `devices`. The error for any other argument says what to write
+                instead.
 
         Raises:
             JobError: In a worker of a job of several workers, unless ``kerasdist run --workers
@@ -144,7 +145,7 @@ def _replicas(
         else:
             return backend.replica_set(chosen, options)
     resolver = detect()
-    assert resolver is not None  # its variables are already set
+    assert resolver is not None  # the variables that describe the job are set
     place = resolver.membership()
     own = processes.checked_names(names, told, place.num_workers, place.rank)
     replicas = replicas_of_job(backend, place, own, options)
@@ -156,7 +157,8 @@ def _replicas(
 class OneDeviceStrategy(Strategy):
     """Places variables and computation on a single device.
 
-    Use it to try out code that will later run under another strategy, or to choose a device.
+    Use this strategy to try out code that will later run under another strategy, or to choose a
+    device.
 
     Example::
 
@@ -191,8 +193,9 @@ class OneDeviceStrategy(Strategy):
 class CentralStorageStrategy(Strategy):
     """Synchronous training on several devices of one machine, with the variables on one device.
 
-    Use it for variables that are too large, or too rarely used, to keep a copy on every device. The
-    devices read the variables from that one device, and their summed gradients are applied there.
+    Use this strategy for variables that are too large, or too rarely used, to keep a copy on every
+    device. The devices read the variables from that one device, and the sum of their gradients is
+    applied there.
 
     Example::
 
@@ -252,8 +255,9 @@ def auto() -> Strategy:
     Returns:
         `MultiWorkerMirroredStrategy` in a process that is one of several workers (see
         `kerasdist.cluster.detect`). Otherwise `MirroredStrategy` over all accelerators, or over all
-        CPU devices if there is no accelerator. If that is only one device, `OneDeviceStrategy`. The
-        documentation of `MirroredStrategy` says when it starts one process per device.
+        CPU devices if there is no accelerator. If there is only one such device,
+        `OneDeviceStrategy`. The documentation of `MirroredStrategy` says when it starts one
+        process per device.
     """
     resolver = detect()
     if resolver is not None and not processes.are_started_by_script():

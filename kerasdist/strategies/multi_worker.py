@@ -36,14 +36,14 @@ class MultiWorkerMirroredStrategy(Strategy):
     """Synchronous training on the devices of several workers: processes on one or more machines.
 
     All workers run the same script. Environment variables tell a process which worker it is, and
-    where the others are (``kerasdist info`` shows what it finds). The devices of each worker hold
-    replicas of the model. Every worker reads the same data in the same order, and computes its own
-    rows of every global batch. On every worker, ``fit``, ``evaluate`` and ``predict`` return the
-    same as on one device.
+    where the other workers are (``kerasdist info`` shows what it finds). The devices of each worker
+    hold replicas of the model. Every worker reads the same data in the same order, and computes its
+    own rows of every global batch. On every worker, ``fit``, ``evaluate`` and ``predict`` return
+    the same as on one device.
 
     The constructor waits until all workers have joined the job. The strategy must be the first
     thing that a script makes with Keras, before tensors, models and random seeds. In a job of one
-    worker it behaves like a `MirroredStrategy`.
+    worker the strategy behaves like a `MirroredStrategy`.
 
     Example::
 
@@ -76,9 +76,9 @@ class MultiWorkerMirroredStrategy(Strategy):
             communication_options: How gradients are exchanged.
             devices: The devices of this worker, of which every worker must have the same number.
                 None means all accelerators of the machine, divided among the workers that see the
-                same ones; or all CPU devices, if there is no accelerator. Afterwards TensorFlow and
-                JAX see only this worker's GPUs, numbered from 0; torch sees all GPUs, with
-                unchanged numbers.
+                same accelerators; or all CPU devices, if there is no accelerator. Afterwards
+                TensorFlow and JAX see only this worker's GPUs, numbered from 0; torch sees all
+                GPUs, with unchanged numbers.
             batch_norm: The same as in `MirroredStrategy`.
             check: The same as in `MirroredStrategy`.
             sharding: The same as in `MirroredStrategy`. The mesh of a LayoutMap has the devices of
@@ -86,8 +86,9 @@ class MultiWorkerMirroredStrategy(Strategy):
                 device of worker 1 if each worker has eight. On JAX all devices of one replica must
                 belong to one worker; on PyTorch each device is a worker.
             offload: The same as in `MirroredStrategy`.
-            **earlier: `communication`, the name in ``tf.distribute.experimental`` for the
-                `implementation` of the options; and arguments of 2018, as in `MirroredStrategy`.
+            **earlier: `communication`, which in ``tf.distribute.experimental`` was the
+                `implementation` of the options; and the arguments of 2018 that `MirroredStrategy`
+                takes.
 
         Raises:
             TypeError: If an argument has another type.
@@ -120,7 +121,7 @@ class MultiWorkerMirroredStrategy(Strategy):
 def replicas_of_job(
     backend: Backend, place: Membership, names: Sequence[str] | None, options: ReplicaOptions
 ) -> ReplicaSet:
-    """Joins the job; returns the replicas on all workers' devices. All workers must call it."""
+    """Joins the job; returns the replicas on all workers' devices. All workers must call this."""
     prepare(backend, names)
     job, is_new = join_job(place, _versions(backend))
     if is_new:

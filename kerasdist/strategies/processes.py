@@ -37,18 +37,18 @@ _ranks: list[Ranks] = []
 def is_child() -> bool:
     """Returns whether multiprocessing has started this process, as data loaders do.
 
-    While a process that multiprocessing has started imports the script, it does not know its parent
-    yet. At that time it has a mark, by which multiprocessing refuses to start further processes.
+    Such a process first imports the script. During the import it does not know its parent process
+    yet, but has a mark, by which multiprocessing refuses to start further processes.
     """
     this = multiprocessing.current_process()
     return multiprocessing.parent_process() is not None or getattr(this, "_inheriting", False)
 
 
 def command() -> tuple[str, ...]:
-    """Returns the command that starts this process again, where `why_not_again` returns None."""
+    """Returns the command that starts this process again; requires `why_not_again() is None`."""
     words = [sys.executable, *sys.orig_argv[1:]]
     main = sys.modules["__main__"]
-    if main.__spec__ is None:  # This is a script, not a module, and it may have changed its folder.
+    if main.__spec__ is None:  # a script, which may have changed the working folder
         file = str(main.__file__)
         for index, word in enumerate(words[1:], start=1):
             if file == word or file.endswith(f"/{word}"):  # the user gave a relative path
@@ -66,7 +66,7 @@ def why_not_again() -> str | None:
 
 
 def why_not_unasked() -> str | None:
-    """Returns why a user who has not asked for it would be surprised by a new start, or None."""
+    """Returns why a user would not expect this process to be started again; None if no reason."""
     file = str(getattr(sys.modules["__main__"], "__file__", ""))
     if file.startswith(LIBRARIES):
         return f"the program that runs here is not a script of yours, but {file}"
@@ -86,9 +86,9 @@ def checked_launcher(launcher: Launcher | None, backend: Backend) -> Launcher | 
 
 
 def devices_from_launcher() -> str | None:
-    """Returns the value of `MIRRORED`, which gives workers of a `MirroredStrategy` their devices.
+    """Returns the environment variable that gives workers of a `MirroredStrategy` their devices.
 
-    Returns None if this is no such worker, or if multiprocessing has started this process.
+    Returns None if this process is no such worker, or if multiprocessing has started it.
     """
     if is_child():
         return None
@@ -101,8 +101,8 @@ def devices_from_launcher() -> str | None:
 def are_started_by_script() -> bool:
     """Returns whether the job's workers are processes that this script itself starts.
 
-    Such a worker may use strategies of one process, as the process that the user started may. So
-    may a process that multiprocessing has started, because it is not in the job.
+    Such a worker may use strategies of one process, like the process that the user started. So
+    may a process that multiprocessing has started from a worker, because it is not in the job.
     """
     told = devices_from_launcher() or os.environ.get(MIRRORED)
     return bool(told) and (is_child() or told not in (EACH_ITS_OWN, JOINED))
@@ -129,9 +129,9 @@ def are_wanted(backend: Backend, devices: Sequence[Device], launcher: Launcher |
     if why_not is None:
         return True
     warn_user(
-        f"Threads of one process compute on {len(devices)} devices, since {why_not}. One of them "
-        "at a time runs Python, so this is often no faster than one device. Start a process for "
-        'each device: in a notebook by kerasdist.launch(function, workers="gpu"), with the '
+        f"Threads of one process compute on {len(devices)} devices, since {why_not}. Only one "
+        "thread at a time runs Python, so this is often no faster than one device. Start a process "
+        'for each device: in a notebook by kerasdist.launch(function, workers="gpu"), with the '
         "strategy made in the function; for a script by `kerasdist run --workers gpu script.py`. "
         'MirroredStrategy(launcher="threads") keeps the threads without this warning.'
     )
@@ -152,7 +152,7 @@ def start(devices: Sequence[Device]) -> str:
 def checked_names(
     names: Sequence[str] | None, told: str, workers: int, rank: int
 ) -> list[str] | None:
-    """Returns the names of a worker's device; None if it takes the devices that it sees.
+    """Returns the name of a worker's device, in a list; None if it takes the devices that it sees.
 
     Args:
         names: The devices that the script names; None for all.
@@ -194,7 +194,7 @@ def after_joining(told: str) -> None:
 
 
 def _by_rank(devices: Sequence[Device]) -> list[str]:
-    # CPU devices belong to a process, so each process takes its first one.
+    # CPU devices belong to a process, so each process takes its first CPU.
     return ["cpu:0" if device.kind == "cpu" else str(device) for device in devices]
 
 

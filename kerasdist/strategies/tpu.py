@@ -34,14 +34,14 @@ class TPUStrategy(Strategy):
     """Synchronous training on TPUs, with each replica on one device or split across several.
 
     On JAX the devices are this machine's TPUs; without TPUs its GPUs, and without GPUs its CPU
-    devices. In a job of several workers, such as the hosts of a TPU pod, they are the devices of
-    all workers: each worker runs the same script and joins the job when it makes the strategy, as
-    with `MultiWorkerMirroredStrategy`.
+    devices. In a job of several workers, such as the hosts of a TPU pod, the strategy has the
+    devices of all workers: each worker runs the same script and joins the job when it makes the
+    strategy, as with `MultiWorkerMirroredStrategy`.
 
     With one worker a replica may have several devices, called its logical devices.
-    `split_variables` says which variables are cut over them, so that a model that does not fit one
-    device can train; `fit` still gives the numbers of one device. TensorFlow and PyTorch do not
-    support this strategy.
+    `split_variables` says which variables are cut over these devices, so that a model that does not
+    fit one device can train; `fit` still returns the same as on one device. TensorFlow and PyTorch
+    do not support this strategy.
 
     Example::
 
@@ -72,15 +72,17 @@ class TPUStrategy(Strategy):
             experimental_spmd_xla_partitioning: Has no effect: on JAX, XLA always divides the
                 program.
             sharding: The same as in `kerasdist.MirroredStrategy`, for replicas of one device each.
-            **earlier: `device_assignment`, the name of that argument in ``tf.distribute`` 1.
+            **earlier: `device_assignment`, the name of `experimental_device_assignment` in
+                ``tf.distribute`` 1.
 
         Raises:
             ClusterError: If the environment contradicts itself.
             JobError: If the workers of a job do not find each other.
             DeviceError: If there are not enough devices, or the workers have different numbers of
                 them.
-            UnsupportedError: On TensorFlow and PyTorch. Also for replicas of several devices, in a
-                job of several workers or with `sharding`.
+            UnsupportedError: On TensorFlow and PyTorch. Also if `experimental_device_assignment` is
+                passed together with `sharding`, or gives a replica several devices in a job of
+                several workers.
             ValueError: If `sharding` has none of its allowed values.
         """
         self._resolver = _resolver(tpu_cluster_resolver)
@@ -152,8 +154,8 @@ class TPUStrategy(Strategy):
 
         Args:
             rules: For each pattern the number of shards along each axis. The first pattern that is
-                found in a variable's path decides. The rules are added to earlier ones, and apply
-                from the next call of `fit`, `evaluate` or `predict`.
+                found in a variable's path applies to the variable. The rules are added to earlier
+                ones, and apply from the next call of `fit`, `evaluate` or `predict`.
 
         Raises:
             ValueError: If a pattern is not a regular expression, or the shards do not multiply to
@@ -298,6 +300,6 @@ def initialize_tpu_system(cluster_resolver: ClusterResolver | None = None) -> To
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
-        """Returns this module for ``experimental``, where TensorFlow has the same names."""
+        """Returns this module for ``experimental``: ``tf.tpu.experimental`` has the same names."""
         module = sys.modules[__name__]
         return module if name == "experimental" else resolve("kerasdist.tpu", module, name)

@@ -191,7 +191,7 @@ def another_replicas_context_is_refused(lab, strategy):
     def step():
         return default.all_reduce("SUM", ops.ones(()))
 
-    with lab.raises(RuntimeError, "Expected all_reduce of the replica whose code this is.*Receiv"):
+    with lab.raises(RuntimeError, "Expected all_reduce on the context of the replica that.*Receiv"):
         strategy.run(step)
     lab.still_usable(strategy)
     with strategy.scope(), lab.raises(RuntimeError, "Expected merge_call of the replica.*Received"):

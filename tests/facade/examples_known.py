@@ -109,7 +109,7 @@ EXCEPTIONS = (
           "TPUClusterResolver_connect 2",
           "KERAS_BACKEND=jax", backends="tensorflow torch"),
     Known("TPUClusterResolver_get_tpu_system_metadata 1", "Write topology = "),
-    Known("StrategyBase 1, MirroredStrategy 3, TPUStrategyV2 5", "Give it the batch as an argument",
+    Known("StrategyBase 1, MirroredStrategy 3, TPUStrategyV2 5", "the batch as an argument",
           backends="jax"),
     # These run nowhere, or not with this framework's tensors.
     Known("StrategyExtendedV2_update 2, ReplicaContextBase_merge_call 1, "

@@ -22,7 +22,7 @@ def check_summable(dtype: str) -> None:
 
 
 def not_summable(dtype: str, wider: str) -> TypeError:
-    """Returns the error for a type that cannot be summed; `wider` is a type to cast it to."""
+    """Returns the error for a type that cannot be summed; `wider` is a type to cast to."""
     return TypeError(
         f"Expected numbers to add over the replicas. Received: dtype={dtype}. Cast them first, "
         f"with keras.ops.cast(x, {wider!r})."
@@ -36,7 +36,7 @@ def differing_assignment(variable: keras.Variable) -> DisagreementError:
     return DisagreementError(
         f"{place}Expected all workers to assign the same value to a sharded variable, of which "
         f"each holds a part. Received: values that differ for {variable.path!r}. Load weights on "
-        "all workers, and let callbacks assign the same on all."
+        "all workers, and let callbacks assign the same values on all workers."
     )
 
 
@@ -73,7 +73,7 @@ def checked_axes(tensor: Any, axis: int | Sequence[int]) -> tuple[int, ...]:
     if not axes or len(set(axes)) < len(axes):
         raise ValueError(
             f"Expected axis to be an axis, or several different ones. Received: axis={axis!r}. "
-            "Give each once, or None to reduce over the replicas only."
+            "Give each axis once, or None to reduce over the replicas only."
         )
     return axes
 
@@ -102,7 +102,7 @@ def check_shapes(shapes: Sequence[Sequence[int | None] | None], axis: int | None
 
 @cache
 def check_communication(options: CommunicationOptions, on: str, heeded: tuple[str, ...]) -> None:
-    """Refuses compression and warns of other options, except those that `heeded` supports."""
+    """Refuses compression and warns of other options, except the names in `heeded`."""
     if options.compression is not None and "compression" not in heeded:
         raise UnsupportedError(
             f"Expected CommunicationOptions without compression on {on}. Received: "

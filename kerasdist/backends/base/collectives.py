@@ -82,13 +82,13 @@ class Collectives(abc.ABC):
     def all_moments(self, inputs: Any, axes: Sequence[int]) -> tuple[Any, Any] | None:
         """Returns mean and variance of all replicas' rows, by a differentiable function.
 
-        All replicas must call this method. It returns None, on all of them, if the framework has no
-        such function.
+        All replicas must call this method. The result is None on all replicas if the framework has
+        no such function.
         """
         return None
 
     def equal_writes(self) -> AbstractContextManager[None]:
-        """Returns a context in which all replicas assign equal values, so that none are sent."""
+        """Returns a context in which all replicas assign equal values, so no values are sent."""
         return nullcontext()
 
     @abc.abstractmethod
@@ -97,7 +97,7 @@ class Collectives(abc.ABC):
     ) -> list[Any]:
         """Returns each tensor summed over the replicas; the sums are differentiable.
 
-        The gradient of these sums is also summed over the replicas; in `fit` each replica's
+        The gradient of these sums is also summed over the replicas; in `fit`, each replica's
         gradient is first multiplied by the replica's weight (docs/numerics.md). All replicas must
         call this method, with the same number of tensors and with the same shapes and types.
 
@@ -109,7 +109,8 @@ class Collectives(abc.ABC):
     def summed(self, variables: Sequence[keras.Variable]) -> list[Any]:
         """Returns the values of variables that hold sums, summed over the replicas; used in `fit`.
 
-        In `all_sum` a replica without rows counts as zero; here its earlier sums are added, too.
+        In `all_sum` a replica without rows counts as zero; in this method its earlier sums count
+        too.
         """
         return self.all_sum([variable.value for variable in variables])
 

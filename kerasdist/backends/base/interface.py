@@ -53,10 +53,12 @@ class ReplicaOptions:
             in custom loops each layer's argument ``synchronized`` decides.
         parameter_device: The device that holds the variables; None if every replica's device does.
         devices_per_replica: How many devices a replica has.
-        check: What to do if the results of the first training step differ from those on one device.
+        check: What to do if the first training step's results differ from the results on one
+            device.
         sharding: Which variables are sharded: a `kerasdist.Sharding`, or a LayoutMap of Keras.
         communication: How workers communicate.
-        offload: Which variables stay in the host's memory: the ``"optimizer"``'s, or None.
+        offload: Which variables stay in the host's memory. ``"optimizer"``: the optimizer's.
+            None: no variables.
     """
 
     batch_norm: BatchNorm | None = None
@@ -200,10 +202,10 @@ class Backend(abc.ABC):
         """Returns the framework's profiler, which records what the process and its devices do."""
 
     def checkpoint_format(self) -> CheckpointFormat:
-        """Returns the reader and writer of the framework's usual checkpoints, as Orbax's on JAX.
+        """Returns the reader and writer of the framework's usual checkpoints, Orbax's on JAX.
 
         Raises:
-            UnsupportedError: If the backend has none, or a package is missing.
+            UnsupportedError: If the backend has no such format, or a package is missing.
         """
         raise UnsupportedError(
             "Expected JAX or PyTorch, for Orbax's checkpoints or those of "
@@ -235,9 +237,9 @@ class ReplicaSet(abc.ABC):
         local_replicas: The numbers of the replicas in this process.
         is_in_call: Whether all workers are inside a call of `fit`, `evaluate` or `predict`.
         batch_logs_matter: Whether a callback of any worker reads each batch's logs in that call.
-        reads_need_all_workers: Whether reading a variable may be a collective: if variables are
-            sharded, and after a custom loop on a backend that combines the replicas' values only
-            when they are read.
+        reads_need_all_workers: Whether reading a variable may be a collective. This is so if
+            variables are sharded, and after a custom loop on a backend that combines the replicas'
+            values only when they are read.
         measures_data: Whether the time that training waits for batches is measured.
         measures_collectives: Whether the host waits for the other workers in each collective, so
             that this time can be measured.
@@ -284,7 +286,7 @@ class ReplicaSet(abc.ABC):
         self.rank, self.num_workers = (0, 1) if job is None else (job.rank, job.num_workers)
         here, each = len(self.devices), options.devices_per_replica
         self.num_replicas = self.num_workers * here // each
-        # A replica that spans several workers, as torch has them, is local on each of these.
+        # A replica may span several workers (on torch); then it is local on each of them.
         first = self.rank * here // each
         self.local_replicas = range(first, first + max(here // each, 1))
         self.initial_broadcast = InitialBroadcast(job, self.equalize)
@@ -323,7 +325,7 @@ class ReplicaSet(abc.ABC):
         del variables  # This method is used only in a job.
 
     def shards(self, variable: Any) -> Sequence[HeldShard]:
-        """Returns this worker's shards of a variable that is sharded over the workers, else none.
+        """Returns this worker's shards of a variable; none if workers do not shard the variable.
 
         The shards of the first workers, ordered by rank, make up the whole variable; further
         workers hold the same shards again. The call does not communicate.
@@ -361,8 +363,8 @@ class ReplicaSet(abc.ABC):
         """
         raise UnsupportedError(
             "Expected a strategy of several devices, to compare it with one device. Received: a "
-            f"model made under one of devices={[str(device) for device in self.devices]}. There is "
-            "nothing to compare."
+            f"strategy of devices={[str(device) for device in self.devices]}. There is nothing to "
+            "compare."
         )
 
     @property
@@ -371,7 +373,7 @@ class ReplicaSet(abc.ABC):
         return all(device.kind == "cpu" for device in self.devices)
 
     def free_bytes(self) -> int | None:
-        """Returns how much memory is free on the fullest device here; None if that is unknown."""
+        """Returns how much memory is free on this process's fullest device; None if unknown."""
         return None
 
     def device_kind(self) -> str | None:
@@ -415,7 +417,7 @@ class CheckpointFormat(abc.ABC):
     marker: str
 
     def folder_in(self, path: Path) -> Path | None:
-        """Returns the folder with the arrays of a checkpoint; None if there is none.
+        """Returns the folder with the arrays of a checkpoint; None if there is no checkpoint.
 
         Args:
             path: The checkpoint's folder.
@@ -424,7 +426,7 @@ class CheckpointFormat(abc.ABC):
 
     @abc.abstractmethod
     def shapes(self, path: str) -> Mapping[Key, tuple[int, ...]]:
-        """Returns the shapes of a checkpoint's arrays, without reading any.
+        """Returns the shapes of a checkpoint's arrays, without reading the arrays.
 
         Args:
             path: The folder with the arrays, as a path or a URL.
@@ -433,11 +435,11 @@ class CheckpointFormat(abc.ABC):
     def lacking(self, path: str, wanted: Mapping[Key, str]) -> list[str]:
         """Describes the arrays whose values are missing, as the sizes of the files show.
 
-        Returns nothing on JAX, where the sizes do not show it.
+        Returns an empty list on JAX, where the sizes do not show which values are missing.
 
         Args:
             path: The folder with the arrays, as a path or a URL.
-            wanted: By an array's key: the path of the variable that gets the array.
+            wanted: For each array's key, the path of the variable that gets the array.
         """
         return []
 

@@ -26,8 +26,8 @@ import numpy as np
 
 from kerasdist import keras_compat
 
-# The limits. Changes to larger containers and arrays, or to more places, are not kept apart: all
-# replicas see them.
+# The limits of the state that each replica has for itself. Changes to larger containers and arrays,
+# or to more places, are seen by all replicas.
 _MOST_ENTRIES = 4096
 _MOST_BYTES = 1 << 16
 _MOST_PLACES = 4096
@@ -59,7 +59,8 @@ class Place:
 
     def write(self, contents: Any) -> None:
         """Sets the object's contents."""
-        # The container's own methods, because Keras's tracked containers have others.
+        # The methods of Python's class are called, because Keras's tracked containers override
+        # them.
         kind, fill = next((kind, fill) for kind, fill in _FILL.items() if isinstance(self.at, kind))
         kind.clear(self.at)
         fill(self.at, contents)
@@ -119,7 +120,7 @@ class Attributes(Place):
         return len(now) == len(contents) and all(map(is_, now.values(), contents.values()))
 
     def write(self, contents: Any) -> None:
-        """Sets the given attributes; one whose value is `_MISSING` is deleted."""
+        """Sets the given attributes; deletes those whose value is `_MISSING`."""
         for name, value in contents.items():
             if value is not _MISSING:
                 self.at[name] = value
@@ -145,7 +146,7 @@ class Names(Attributes):
         super().__init__((id(owner), names))
 
     def read(self) -> Any:
-        """Returns the values of these names that have one."""
+        """Returns the values of those names that have a value."""
         if isinstance(self._owner, dict):
             return {name: self._owner[name] for name in self._names if name in self._owner}
         found: dict[str, Any] = {}
@@ -163,7 +164,7 @@ class Names(Attributes):
         return len(now) == len(contents) and all(map(is_, now.values(), contents.values()))
 
     def write(self, contents: Any) -> None:
-        """Sets the values of some names; those without a value are deleted."""
+        """Sets the values of some names; deletes the names whose value is `_MISSING`."""
         there = self.read()
         is_dict = isinstance(self._owner, dict)
         for name, value in contents.items():
@@ -199,8 +200,9 @@ class KeptState:
     """The running replica's changes since the step began, which other replicas must not see.
 
     All replicas share the objects that a first call makes, such as layers and variables, and the
-    attributes that are set in the same step. Each replica keeps its other changes from step to
-    step. The code after a step sees the changes of the first replica.
+    attributes without tensors that are set on the same object at the same time. Each replica keeps
+    its other changes from step to step. The code after a step sees the changes of the first
+    replica.
     """
 
     def __init__(self, roots: Sequence[Place]) -> None:
@@ -325,7 +327,7 @@ class KeptState:
                 add(_Array(value), is_shared)
 
         most = _MOST_PLACES
-        for is_shared in (False, True):  # First what the model holds, so that it is not shared.
+        for is_shared in (False, True):  # First the places in the model, which are not shared.
             most = len(found) + _MOST_SHARED if is_shared else _MOST_PLACES
             for root in self._roots:
                 if root.is_shared is is_shared:
@@ -338,7 +340,7 @@ class KeptState:
         return found
 
 
-# By kind of container: the function that adds contents to an empty one.
+# By kind of container: the function that adds contents to an empty container.
 _FILL: dict[type[Any], Callable[..., None]] = {
     list: list.extend,
     deque: deque.extend,
@@ -360,7 +362,7 @@ _KINDS: Sequence[tuple[tuple[type, ...], Any]] = (
 
 @cache
 def _kind_of(kind: type) -> Any:
-    """Returns the class of places for objects of a class, None if these are not kept."""
+    """Returns the `Place` class for objects of a class; None if their state is not kept."""
     for kinds, place in _KINDS:
         if issubclass(kind, kinds):
             return place

@@ -21,12 +21,12 @@ class MapReader:
         # By the path of a layer's output, from the first step on: how many paths of weights and
         # keys there were at the look-up, and the axes that were found.
         self._outputs: dict[str, tuple[tuple[int, int], list[str | None] | None]] = {}
-        self._looked_through = 0, 0, 0  # the numbers of paths and keys at the last check
+        self._looked_through = 0, 0, 0  # numbers of weights, keys and outputs at the last check
 
     def require_useful(self) -> None:
         """Raises a ValueError if a key of the map fits no existing variable, and no output."""
         there = len(self._paths), len(self._map), len(self._outputs)
-        if there == self._looked_through:  # Every step calls this method.
+        if there == self._looked_through:  # Every step calls this method, mostly for nothing new.
             return
         paths = self._paths | self._outputs.keys()
         used = {id(self._map[path]) for path in paths}
@@ -37,7 +37,7 @@ class MapReader:
                 raise ValueError(
                     "Expected each key of the LayoutMap to be the path of a variable, or of a "
                     "layer's output, such as 'sequential/dense/output', or a regular expression "
-                    f"that matches such paths. Received: key={key!r}, which no variable has that "
+                    f"that matches such paths. Received: key={key!r}, which fits no variable that "
                     f"was made so far, and no output; the nearest paths are {', '.join(near)}. "
                     "Correct the key, leave it out, or make its model before the first step."
                 )
@@ -60,7 +60,7 @@ class MapReader:
     def axes(self, weight: Any, shape: Sequence[int]) -> list[str | None] | None:
         """Returns, for each axis of a weight or of its slot, the mesh's axis that shards it.
 
-        A mesh's axis of one device shards nothing. None means that the variable is not sharded.
+        A mesh's axis of one device shards nothing. Returns None if the variable is not sharded.
         """
         self._paths.add(weight.path)
         layout, shape = self._map[weight.path], tuple(shape)
@@ -99,7 +99,7 @@ def key_of(layout: object, layout_map: Mapping[str, object]) -> str:
 def other_devices(wanted: Sequence[str], known: Sequence[str]) -> DeviceError:
     """Returns the error for a LayoutMap whose mesh has other devices than its strategy."""
     return DeviceError(
-        "Expected the mesh of the LayoutMap to have the strategy's devices; those of several "
-        f"workers in their order. Received: sharding=LayoutMap over {wanted}, devices={known}. "
-        "Name the same devices."
+        "Expected the mesh of the LayoutMap to have the strategy's devices, in the order of the "
+        f"workers. Received: sharding=LayoutMap over {wanted}, devices={known}. Name the same "
+        "devices."
     )

@@ -60,8 +60,8 @@ class Flops:
     """Floating-point operations of matrix products and convolutions.
 
     Attributes:
-        per_sample: Operations for one example in a training step: three times those of its forward
-            pass.
+        per_sample: Operations for one example in a training step: three times the operations of the
+            forward pass.
         peak: Operations that all devices can do per second, in the type in which the model
             computes.
     """
@@ -208,7 +208,7 @@ class Meter(keras.callbacks.Callback):
         self._add_time()
 
     def _add_time(self) -> float:
-        """Adds the time since the last call of this method to each window; returns it."""
+        """Adds the time since the last call of this method to each window; returns this time."""
         now = time.perf_counter()
         seconds, self._last = now - self._last, now
         for window in self._windows:
@@ -219,9 +219,9 @@ class Meter(keras.callbacks.Callback):
     def done(self, steps: int, samples: int | None, logs: Any = None, measured: Any = None) -> None:
         """Records a call of the train function that has returned `logs`.
 
-        If `samples` is None, the numbers of steps and samples come from the data adapter. Both are
-        replaced by `measured`, if given: a tensor of samples, steps, and seconds of waiting for
-        batches, which the framework has measured.
+        If `samples` is None, the numbers of steps and samples come from the data adapter. If
+        `measured` is given, it replaces both numbers: a tensor of samples, steps, and seconds of
+        waiting for batches, which the framework has measured.
         """
         seconds = self._add_time()
         self.steps += steps

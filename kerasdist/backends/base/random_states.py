@@ -83,10 +83,10 @@ def seed(number: int) -> None:
 
 
 def ensure_equal(job: Job, *, begins: bool = False) -> None:
-    """Gives all workers the chief's random states if theirs differ. All workers must call it.
+    """Gives all workers the chief's random states if the states differ. All workers must call this.
 
-    It warns once. At the beginning of a job it does not warn of generators that have no seed,
-    because their states always differ.
+    The function warns once if states differ. At the beginning of a job (`begins`) it does not warn
+    of generators that have no seed, because their states always differ.
     """
     own = {library: _digest(state) for library, state in compared().items()}
     found = job.choose("random state", own, _states_for_all)

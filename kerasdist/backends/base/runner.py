@@ -143,7 +143,7 @@ class Runner(abc.ABC):
 
     @abc.abstractmethod
     def local_results(self, value: Any) -> tuple[Any, ...]:
-        """Returns the components of a distributed value; a tuple of one for any other value.
+        """Returns the components of a distributed value; for any other value, a tuple with it.
 
         Args:
             value: A distributed value, a variable, or anything else.
@@ -225,7 +225,7 @@ class SoleRunner(Runner):
             return map_leaves(placed, values[0])
 
     def local_results(self, value: Any) -> tuple[Any, ...]:
-        """Returns the components of a distributed value; for any other value a tuple of it."""
+        """Returns the components of a distributed value; for any other value, a tuple with it."""
         return value.values if isinstance(value, DistributedValues) else (value,)
 
     def read(self, variable: keras.Variable) -> Any:

@@ -38,10 +38,10 @@ class Draws(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class TriedBatch:
-    """The batch for a trial.
+    """The batch of a trial's step, in the forms in which the trial needs it.
 
     Attributes:
-        given: The batch as the trainer takes it: a global batch, or this worker's rows of one.
+        given: The batch as the trainer takes it: a global batch, or this worker's rows.
         whole: The global batch, for the step on one device.
         sizes: How many examples each replica gets, for the replicas of all workers.
     """
@@ -93,7 +93,7 @@ class Trial(keras.StatelessScope, abc.ABC):
         self._applying: list[Any] = []
 
     def get_current_value(self, variable: keras.Variable) -> Any:
-        """Returns the copy of a variable, made at its first use; None for one without a value."""
+        """Returns the copy of a variable, made at its first use; None if it has no value."""
         known = self._copies.get(id(variable))
         if known is None:
             with keras_compat.in_trial(None):
@@ -129,7 +129,7 @@ class Trial(keras.StatelessScope, abc.ABC):
     @staticmethod
     @abc.abstractmethod
     def as_array(value: Any) -> Any:
-        """Returns a tensor or a gradient as a NumPy array; a sparse one becomes dense."""
+        """Returns a tensor or a gradient as a NumPy array; a sparse tensor becomes dense."""
 
     def values(self, variables: Sequence[keras.Variable]) -> dict[str, Any]:
         """Returns the values that variables have in the step, by path."""
@@ -161,7 +161,7 @@ class Trial(keras.StatelessScope, abc.ABC):
             return original(optimizer, gradients, variables)
         self._build(optimizer, variables)
         if not isinstance(optimizer, keras_compat.LossScaleOptimizer):
-            # A LossScaleOptimizer calls its inner optimizer, and only if the gradients are finite.
+            # For a LossScaleOptimizer, the call of its inner optimizer records finite gradients.
             self._record(optimizer, gradients, variables)
         own = self.stand_in(optimizer)
         with replaced(self, "_applying", [*self._applying, optimizer, own]):

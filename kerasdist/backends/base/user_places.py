@@ -21,7 +21,7 @@ _MOST_FUNCTIONS = 1000
 # A name with a value of these types holds no state if no code assigns to the name.
 _CONSTANTS = int, float, str, bytes, type(None), ModuleType
 
-# The functions and objects that a method, a property or their like stands for, by its type.
+# By type, such as method or property: the attributes with the functions and objects behind it.
 _PARTS: Mapping[type, Sequence[str]] = {
     MethodType: ("__func__", "__self__"),
     property: ("fget",),

@@ -44,7 +44,7 @@ def assignment_in_loop(variable: keras.Variable) -> Assignment:
         raise ValueError(
             "Expected synchronization to be 'auto', 'on_write' or 'on_read' of a variable that "
             f"replicas assign to. Received: synchronization='none', variable={variable.path!r}. "
-            "Make the variable with one of them."
+            "Make the variable with one of these values."
         )
     if is_on_read(variable) or variable.aggregation == "none":
         return Assignment.OWN
@@ -57,12 +57,12 @@ def never_synchronized() -> ValueError:
     return ValueError(
         "Expected synchronization to be 'auto', 'on_write' or 'on_read' of a variable that is made "
         "in the scope of a strategy. Received: synchronization='none'. Make the variable outside "
-        "of the scope, or with one of them."
+        "of the scope, or with one of these values."
     )
 
 
 def require_first_made(variable: keras.Variable) -> None:
-    """Refuses a shared variable if a replica makes it that is not the first one of this process.
+    """Refuses a shared variable that another replica than the first of this process makes.
 
     This error concerns PyTorch, whose replicas run one after another; on TensorFlow all replicas
     make the variable together.
@@ -79,8 +79,8 @@ def made_in_every_call(paths: Sequence[str]) -> ValueError:
     """Returns the error for a function of a custom loop that makes new variables in each call."""
     return ValueError(
         "Expected a function that creates its variables in its first call only. Received: new "
-        f"variables in every call, such as {[*paths][:3]}. Make them outside, or keep them where "
-        "the next call finds them."
+        f"variables in every call, such as {[*paths][:3]}. Make them outside of the function, "
+        "or keep them where the next call finds them."
     )
 
 

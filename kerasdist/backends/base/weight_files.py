@@ -1,4 +1,4 @@
-"""Compares a weight file with a sharded model before loading: if it misfits, no weight changes."""
+"""Compares a weight file with a sharded model before loading, so a wrong file changes no weight."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class _Comparison:
     """The result of comparing a weight file with a model.
 
     Attributes:
-        file: The file that was read last; an index names several files.
+        file: The file that was read last: one of several, if the weights have an index.
         met: The ids of the variables for which the file has an entry.
         others: A description of each entry whose shape is not that of its variable.
     """
@@ -47,12 +47,12 @@ _thread = _Thread()
 
 @cache
 def install() -> None:
-    """Hooks into Keras's loading, so that it compares files with models first; once per process."""
+    """Hooks into Keras's loading, to compare files with models first; once per process."""
     keras_compat.install(load_weights=_load, read_weight=_read)
 
 
 def is_compared(variable: keras.Variable, value: Any) -> bool:
-    """Returns whether an assigned value must only be compared; if so, notes a wrong shape."""
+    """Returns whether a value shall be compared, not assigned; if so, notes a wrong shape."""
     comparison = _thread.comparison
     if comparison is None:
         return False

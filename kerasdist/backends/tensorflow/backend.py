@@ -41,7 +41,7 @@ class TensorFlowBackend(Backend):
     )
 
     def devices(self, kind: str) -> tuple[Device, ...]:
-        """Returns the logical devices of one kind, which starts TensorFlow's runtime."""
+        """Returns the logical devices of one kind; this starts TensorFlow's runtime."""
         logical = tf.config.list_logical_devices(kind.upper())
         return tuple(Device(kind, index) for index in range(len(logical)))
 
@@ -112,8 +112,8 @@ class TensorFlowBackend(Backend):
         if strategies.has_started():
             raise JobError(
                 "Expected TensorFlow not to have started, so that it can join the other workers. "
-                f"Received: a started one, on worker {job.rank} of {job.num_workers}. Make the "
-                "strategy at the top of the script, before the first model, tensor or random seed."
+                f"Received: a started TensorFlow, on worker {job.rank} of {job.num_workers}. Make "
+                "the strategy at the top of the script, before any model, tensor or random seed."
             )
         if gpus is not None:
             found = tf.config.list_physical_devices("GPU")
@@ -127,7 +127,7 @@ class TensorFlowBackend(Backend):
             raise JobError(
                 "Expected the workers' TensorFlow runtimes to find each other. Received: "
                 f"{len(addresses)} addresses, the first {addresses[0]}, of which TensorFlow says: "
-                f"{error.message!r:.300}. See to it that each worker can reach all of them."
+                f"{error.message!r:.300}. Make sure that each worker can reach all addresses."
             ) from error
         return self.devices("gpu") if gpus else ()
 
@@ -160,7 +160,8 @@ class TensorFlowBackend(Backend):
     ) -> tuple[Any, list[Any]]:
         """Calls the function under a gradient tape.
 
-        Returns the function's result, and a gradient for each variable: None if it was not read.
+        Returns the function's result, and a gradient for each variable: None if the function did
+        not read it.
         """
         sources = [_component(variable) for variable in variables]
         # The tape alone misses variables that are read under ``ops.stop_gradient``.
@@ -188,7 +189,7 @@ class TensorFlowBackend(Backend):
 
 
 def _flops_of(operation: tf.Operation) -> float:
-    """Returns the operations of matrix units in a TensorFlow operation; 0 if it needs none."""
+    """Returns how many operations of matrix units a TensorFlow operation takes, 0 for most."""
     if operation.type not in _CONTRACTED:
         return 0.0
     shapes = [_shape(one) for one in operation.inputs]
@@ -230,15 +231,16 @@ def _component(variable: object) -> Any:
     replica = tf.distribute.get_replica_context()
     if replica is None or len(held) == 1:  # cross-replica code reads the first copy
         return held[0]
-    # In a graph the replica's number is a constant. All workers have the same number of replicas.
+    # In a graph the replica's number is a constant. All workers have the same number of replicas,
+    # so the remainder is the replica's number in its own process.
     return held[tf.get_static_value(replica.replica_id_in_sync_group) % len(held)]
 
 
 @final
 class TensorFlowProfiler(Profiler):
-    """Reads the XPlane files that TensorFlow's profiler writes, by a class that TensorFlow has.
+    """Reads the XPlane files of TensorFlow's profiler, by a class that TensorFlow itself has.
 
-    TensorBoard's profile plug-in can read them too, but it is another package, with a server.
+    TensorBoard's profile plug-in can read these files too, but is another package, with a server.
     """
 
     def start(self, folder: Path) -> None:

@@ -105,10 +105,10 @@ def own_rows(batch: object, replicas: int, own: range) -> OwnRows:
 
 
 def compared_in(number: tf.Tensor, batch: object) -> Compared:
-    """Returns what workers compare of a batch; `number` is its number in the iteration.
+    """Returns what workers compare of a batch; `number` is the batch's number in the iteration.
 
     Only a worker's pipeline sees the global batch; a step gets only the worker's own rows. So the
-    pipeline adds this to its batches, and the step returns it for the comparison.
+    pipeline adds the result to its batches, and the step returns the result for the comparison.
     """
 
     def beginning(leaf: object) -> tf.Tensor:
@@ -226,7 +226,7 @@ def none_for_optional(leaf: object) -> Any:
 
 @contextmanager
 def division_errors() -> Iterator[None]:
-    """Translates TensorFlow's error for a batch that cannot be divided; adds notes to others."""
+    """Translates TensorFlow's error for an indivisible batch; adds notes to other errors."""
     try:
         yield
     except tf.errors.InvalidArgumentError as error:

@@ -139,7 +139,7 @@ def _gradient(
 
 
 def _factor(local_batch: LocalBatch | None, target: object) -> Any:
-    """Returns the factor for a target's gradients; None unless it is a loss per example."""
+    """Returns the factor for a target's gradients; None unless the target is a loss per example."""
     targets = [one for one in tf.nest.flatten(target) if tf.is_tensor(one)]
     # If one target is a scalar, the result is a sum of gradients, in which the vectors' part is
     # not known.

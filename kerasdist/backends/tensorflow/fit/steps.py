@@ -43,7 +43,7 @@ class StepsOnIterator:
     """``train_function`` or ``test_function``: runs one or several steps and returns the logs.
 
     Attributes:
-        count: The most steps that a call runs.
+        count: How many steps a call runs at most.
     """
 
     def __init__(
@@ -51,14 +51,14 @@ class StepsOnIterator:
     ) -> None:
         """Prepares the function; TensorFlow traces it at its first call.
 
-        `step` takes a batch, and a list to which it adds the variables that it reads. It returns
-        the batch's first rows, a list of the number of examples and the checksums, the logs, and
-        the values of these variables. With `trains`, the function reports its steps to a meter, if
-        there is one.
+        `step` takes a batch, and a list to which it adds the variables that it reads. `step`
+        returns the batch's first rows, a list of the number of examples and the checksums, the
+        logs, and the values of these variables. With `trains`, the function reports its steps to a
+        meter, if there is one.
         """
         model, self._replica_set = trainer.model, trainer.replicas
         self.count: int = model.steps_per_execution
-        # The variables that a step reads; found while it is traced, and used after every step.
+        # The variables that a step reads; found while the step is traced, used after every step.
         self._read: list[keras.Variable] = []
 
         count, eagerly = trainer.replicas.count_batch, model.run_eagerly
@@ -145,7 +145,7 @@ def _measured(totals: Sequence[tf.Tensor], seconds: tf.Tensor) -> tf.Tensor:
 
 
 def _timed(read: Callable[[], Any]) -> tuple[Any, tf.Tensor]:
-    """Reads a batch in a graph; returns it with the seconds that reading took."""
+    """Reads a batch in a graph; returns the batch, and the seconds that reading took."""
     begin = tf.timestamp()
     with tf.control_dependencies([begin]):
         batch = read()
@@ -173,8 +173,8 @@ class FirstStepChecked:
 
     Usually the graph of a step reads its batches from Keras's iterator. In two calls this function
     reads the batches itself, to check a step with them: in the first call, and in the last call of
-    the first epoch, whose batch may have another size. It then passes these batches on in an
-    iterator of the same type, so that no other graph is needed.
+    the first epoch, whose batch may have another size. The function then passes these batches on in
+    an iterator of the same type, so that no other graph is needed.
 
     Attributes:
         batches: How many batches an epoch has; None if that is not known.
@@ -190,7 +190,7 @@ class FirstStepChecked:
         self._calls = 0  # calls in this epoch
 
     def __call__(self, iterator: Any) -> Any:
-        """Runs the steps as `StepsOnIterator` does; before that, checks those to be checked."""
+        """Runs the steps as `StepsOnIterator` does; in two calls, checks a step before that."""
         is_placed = isinstance(iterator, ITERATORS)
         is_last = is_placed and self._ends_epoch(iterator)
         if not self._has_begun and not keras_compat.is_complete(self._model):
@@ -210,7 +210,7 @@ class FirstStepChecked:
             self._check.look(batch, size)
 
     def goes_on(self, iterator: Any) -> None:
-        """Records that the epoch continues in this iterator, after batches of another one."""
+        """Records that the epoch continues in this iterator, after batches of another iterator."""
         self._iterator = weakref.ref(iterator)
 
     def _ends_epoch(self, iterator: Any) -> bool:
@@ -228,7 +228,7 @@ class RowsFound:
     """The ``train_function`` of a `fit`'s first call: finds how many rows a replica has memory for.
 
     Attributes:
-        function: The train function that it replaces.
+        function: The train function that runs the steps, and takes the place of this object.
     """
 
     def __init__(self, trainer: Any, function: Callable[[Any], Any]) -> None:
@@ -239,7 +239,7 @@ class RowsFound:
         """Finds the number of rows, then runs the steps."""
         trainer, model = self._trainer, self._trainer.model
         model.train_function = self.function
-        if not keras_compat.is_complete(model):  # These steps build it; the next call finds rows.
+        if not keras_compat.is_complete(model):  # these steps build it; the next call finds rows
             return self.function(iterator)
         before = trainer.most_rows
         batches = _looked_at(iterator, model.steps_per_execution, trainer.find_rows)

@@ -54,7 +54,7 @@ class _InPasses(ReplicatedTrainer):
     HOOKED = (*ReplicatedTrainer.HOOKED, "__call__", "build_if_needed")
 
     def __call__(self, original: Original, *args: object, **kwargs: object) -> Any:
-        """Calls the model; in several passes if it has more examples than one call may have."""
+        """Calls the model; in several passes if there are more examples than one call may have."""
         outputs = passes.calls(self, original, args, kwargs)
         trial = current.trial
         if trial is not None:
@@ -68,7 +68,7 @@ class _InPasses(ReplicatedTrainer):
         super().require_passes()
 
     def _finding_rows(self) -> Any:
-        """Returns the model's train function; if asked for, it first finds how many rows fit."""
+        """Returns the train function, which first finds the rows that fit if the user wants it."""
         model = self.model
         is_wanted = config.most_examples_at_once() == "auto"
         if is_wanted and not isinstance(model.train_function, RowsFound):
@@ -76,7 +76,7 @@ class _InPasses(ReplicatedTrainer):
         return model.train_function
 
     def _find_rows(self, rows: Any, count: int, examples: int) -> None:
-        from kerasdist.backends.tensorflow.fit.trial import TensorFlowMemoryTrial  # few need it
+        from kerasdist.backends.tensorflow.fit.trial import TensorFlowMemoryTrial  # few runs use it
 
         def attempt() -> None:
             memory.try_step(self.model, TensorFlowMemoryTrial(self), rows)
@@ -102,16 +102,16 @@ class PlacedTrainer(_InPasses):
                 _build_from(self.model, spec)
 
     def make_train_function(self, original: Original, force: bool = False) -> Any:
-        """Makes Keras's own function, which runs in the strategy and reports to a meter, if any."""
+        """Makes Keras's own function, with the strategy in force; it reports to a meter, if any."""
         self._made("train_function", original, force)
         return self._finding_rows()
 
     def make_test_function(self, original: Original, force: bool = False) -> Any:
-        """Makes Keras's own function, which runs in the strategy."""
+        """Makes Keras's own function, which runs with the strategy in force."""
         return self._made("test_function", original, force)
 
     def make_predict_function(self, original: Original, force: bool = False) -> Any:
-        """Makes Keras's own function, which runs in the strategy."""
+        """Makes Keras's own function, which runs with the strategy in force."""
         return self._made("predict_function", original, force)
 
     def _made(self, name: str, original: Original, force: bool) -> Any:
@@ -160,7 +160,7 @@ class TensorFlowTrainer(_InPasses):
         return self._finding_rows()
 
     def find_rows(self, batch: Any, examples: int) -> None:
-        """Finds how many rows a replica has memory for. All workers must call it."""
+        """Finds how many rows a replica has memory for. All workers must call this method."""
         first = self._group.split(batch)[0]
         self._find_rows(first.data, int(first.local_batch.size), examples)
 
@@ -175,8 +175,8 @@ class TensorFlowTrainer(_InPasses):
         """Makes the function that `predict` calls for each step."""
         self._leave_loops()
         if self.model.predict_function is None or force:
-            # If this recreates variables, it drops compiled functions, so it comes before the new
-            # function.
+            # If `take_on` recreates variables, it drops the model's compiled functions. So it is
+            # called before the new function is made.
             take_on(self.model, self.replicas)
             self._kept_in_predict = kept_state_of(self.model)
             self.model.predict_function = PredictionOnBatches(self)
@@ -194,8 +194,8 @@ class TensorFlowTrainer(_InPasses):
         self, step: Callable[[Any], Any], *, trains: bool = False
     ) -> StepsOnIterator:
         self._prepare(step)
-        # Replicas can exchange values in the graph of a step, but not in a function in it that the
-        # user has compiled.
+        # Replicas can exchange values in the graph of a step, but not inside of a function that the
+        # user has compiled and that this graph calls.
         step = uncompiled(step)
         on_batch = partial(self._step_on_batch, step, kept_state_of(self.model))
         return StepsOnIterator(self, on_batch, trains=trains)
@@ -314,7 +314,7 @@ class TensorFlowTrainer(_InPasses):
                 "compiled can neither wait for another device nor read its variables. Pass "
                 "jit_compile=False to silence this. KERAS_BACKEND=jax compiles whole steps; in a "
                 "custom loop, tf.function(jit_compile=True) around the forward and backward pass "
-                "compiles that of each replica."
+                "compiles these passes for each replica."
             )
 
     def build_if_needed(

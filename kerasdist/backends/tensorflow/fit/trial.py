@@ -70,8 +70,8 @@ class TensorFlowTrial(Trial):
         if any(form != forms[0] for form in forms):
             # A collective of tensors of different sizes would wait forever.
             raise ShapeError(
-                "Expected batches on all workers that differ in their number of rows alone, to put "
-                f"them together. Received: {forms}, by worker. Pad them to one shape."
+                "Expected the batches of all workers to differ only in their number of rows, to "
+                f"concatenate them. Received: {forms}, by worker. Pad them to one shape."
             )
         if spares and sharding.trial_sizes(sizes) != sizes:
             sizes = sharding.trial_sizes(sizes)

@@ -25,7 +25,7 @@ def error_with_own_type(error: Exception) -> Exception:
     """Returns the user's own error for the error that AutoGraph raised in its place.
 
     AutoGraph makes a new error, whose message shows the user's lines. If the user's error has a
-    common type, the new error has it too; otherwise it has a type of AutoGraph's.
+    common type, the new error has it too; otherwise the new error has a type of AutoGraph's.
     """
     own = error.__context__
     if type(error).__module__.startswith("tensorflow.") and hasattr(own, "ag_error_metadata"):

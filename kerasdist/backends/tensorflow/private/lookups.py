@@ -75,7 +75,7 @@ class Lookups:
         """Stores the replica's rows of the batch, and the number of rows of all replicas."""
         leaves = tf.nest.flatten(batch, expand_composites=True)
         self._batch = {id(leaf): leaf for leaf in leaves if tf.is_tensor(leaf)}
-        # The possible numbers of a replica's rows, if known. A number of 1 would say nothing.
+        # The possible numbers of a replica's rows, if known. One row would not show a repetition.
         known = int(tf.get_static_value(total) or 0)
         sizes = {known // replicas, -(-known // replicas)}
         self._sizes = sizes if min(sizes) > 1 else set()
@@ -120,7 +120,7 @@ class Lookups:
         return Terms(added, indices, gradient.dense_shape)
 
     def _lookups(self, indices: Any) -> list[Any]:
-        """Returns each lookup's indices; TensorFlow concatenates those of lookups in one table."""
+        """Returns each lookup's indices; TensorFlow joins the indices of lookups in one table."""
         kind, inputs = self._made_by(indices)
         if kind != "ConcatV2":
             return [indices]

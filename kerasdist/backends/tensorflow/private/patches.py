@@ -28,10 +28,10 @@ def install() -> None:
 
 
 def pass_over_own_code() -> None:
-    """Makes AutoGraph leave kerasdist's code unconverted, as it leaves TensorFlow's and Keras's.
+    """Makes AutoGraph leave kerasdist's code unconverted, like TensorFlow's and Keras's code.
 
-    Users' functions that kerasdist calls are still converted (`converted_as_here`). With
-    `do_not_convert` around kerasdist's own functions they would not be.
+    Users' functions that kerasdist calls are still converted (`converted_as_here`). They would not
+    be converted if AutoGraph's `do_not_convert` were around kerasdist's own functions.
     """
     rules, do_not_convert = internals.CONVERSION_RULES, internals.DO_NOT_CONVERT
     if rules.is_there() and do_not_convert.is_there():

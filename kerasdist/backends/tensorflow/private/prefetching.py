@@ -1,8 +1,9 @@
 """Puts each replica's rows on its device before the step that uses them.
 
 One pipeline on the host feeds a pipeline on each device, in turn, by TensorFlow's
-``MultiDeviceIterator``, as in ``tf.distribute``. There, TensorFlow traces six functions for each
-device in each epoch; here a dataset keeps these functions for all its epochs.
+``MultiDeviceIterator``, as in ``tf.distribute``. A dataset of ``tf.distribute`` traces six
+functions for each device in each epoch; a dataset of this module keeps these functions for all its
+epochs.
 """
 
 from __future__ import annotations

@@ -94,8 +94,8 @@ class OneCopy:
 def on_one_copy(index: int) -> Iterator[OneCopy]:
     """In the block, each variable of a strategy stands for one of its copies, as in ``update``.
 
-    Yields a stand-in for the strategy: an optimizer that gets it as its strategy updates only that
-    copy.
+    Yields a stand-in for the strategy: an optimizer that gets the stand-in as its strategy updates
+    only that copy.
     """
     with internals.UPDATE_CONTEXT.get()(index):
         yield OneCopy(index)

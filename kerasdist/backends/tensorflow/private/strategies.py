@@ -20,7 +20,7 @@ ours: WeakSet[tf.distribute.Strategy] = WeakSet()
 # Stands for TensorFlow's private base classes, which are looked up when the first object is made.
 _Native: Any = object
 
-# How many collective keys are reserved for a strategy; it needs one for each group of devices.
+# How many collective keys are reserved for a strategy; it needs one key per group of devices.
 KEYS_OF_A_STRATEGY = 100_000
 
 # The name of the workers' job in TensorFlow's description of the cluster.
@@ -160,7 +160,7 @@ def start_server(addresses: Sequence[str], rank: int) -> None:
     )
     # TensorFlow's coordination service is not used, because kerasdist's job detects lost workers.
     # TensorFlow's service would catch SIGTERM permanently and abort if a worker is late.
-    # At exit it would also wait for lost workers.
+    # At exit, TensorFlow's service would also wait for lost workers.
     internals.CONFIGURE_COORDINATION.of(runtime)(service_type="")
     internals.ENABLE_COLLECTIVES.of(runtime)(
         tf.train.ServerDef(
@@ -205,8 +205,8 @@ class SharedSum(_Native):
             equal as long as no custom loop has run.
     """
 
-    # There is no `__init__`, because TensorFlow makes the object. Its class is changed afterwards,
-    # to a subclass of this class and of TensorFlow's class (`_shared_sum_class`).
+    # There is no `__init__`, because TensorFlow makes the object. The object's class is changed
+    # later, to a subclass of this class and of TensorFlow's class (`_shared_sum_class`).
 
     known: tf.Tensor | None = None
     is_equal = False
@@ -264,8 +264,8 @@ class WorkersStrategy(tf.distribute.MultiWorkerMirroredStrategy):
     """``tf.distribute.MultiWorkerMirroredStrategy`` on given devices.
 
     Attributes:
-        replicas_are_known: Returns whether variables were written only in steps of `fit`,
-            `evaluate` and `predict`, so that cached values are valid.
+        replicas_are_known: A function that returns whether variables were written only in steps of
+            `fit`, `evaluate` and `predict`, so that cached values are valid.
     """
 
     def __init__(

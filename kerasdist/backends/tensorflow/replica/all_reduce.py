@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 Column = Sequence[tf.Tensor]
 
 # The most bytes that GPUs sum by one collective. The limit lets gradients of the last layers be
-# sent while the first layers still compute theirs. PyTorch's limit is 25 MiB.
+# sent while the first layers still compute their gradients. PyTorch's limit is 25 MiB.
 GPU_PACK_BYTES = 32 * 2**20
 
 # The types that TensorFlow's collectives support.
@@ -46,8 +46,8 @@ class AllReduce:
     ) -> None:
         """Prepares sums over the job's workers, which have equal numbers of lanes.
 
-        `key` is the number of the group, and `communication` how sums without options of their own
-        communicate.
+        `key` is the number of the group. `communication` has the options for sums that have no
+        options of their own.
         """
         self.devices = devices
         self._lanes = len(devices) * (1 if job is None else job.num_workers)
@@ -200,7 +200,7 @@ def _on_gpus(devices: Sequence[str]) -> bool:
 
 
 def _packs(columns: Sequence[Column], bytes_per_pack: int) -> list[list[int]]:
-    """Groups the indices of values in packs, of one type and `bytes_per_pack` at most (0: any).
+    """Groups the indices of values in packs of one type and at most `bytes_per_pack` (0: no limit).
 
     A value with more bytes is a pack of its own. The last values come first, because the
     collectives run in the order of the packs, and the backward pass computes the last layers'

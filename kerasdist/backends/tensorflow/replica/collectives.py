@@ -72,8 +72,8 @@ def columns_of(everyone: Sequence[Given]) -> Columns:
     if len(set(calls)) > 1:
         raise ReplicaError(
             "Expected the same call from every replica, with equally many tensors. Received: "
-            f"calls={calls}, replica 0's first. Call collectives in the same order in all of "
-            "them, never under a condition that differs."
+            f"calls={calls}, by replica. Call collectives in the same order in all replicas, "
+            "never under a condition that differs."
         )
     return list(zip(*(one.tensors for one in everyone), strict=True))
 
@@ -137,7 +137,7 @@ class TensorFlowCollectives(Collectives):
         self._deferred: dict[int | str, Deferred] = {}
 
     def differentiated_loss(self, loss: Any, *, is_weighted: bool) -> Any:
-        """Returns the loss; its backward pass records that it has been weighted."""
+        """Returns the loss; its backward pass records that the loss has been weighted."""
         if not is_weighted:
             return loss
 
@@ -154,8 +154,8 @@ class TensorFlowCollectives(Collectives):
     def differentiate(self, gradient: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Calls a tape's ``gradient``, and finds out in the call whether the loss is weighted.
 
-        If recomputed code calls this method inside of another backward pass, the loss of that pass
-        decides.
+        If recomputed code calls this method inside of another backward pass, the loss of that
+        outer pass decides.
         """
         is_outermost = not self._differentiates
         if is_outermost:
@@ -373,7 +373,7 @@ class TensorFlowCollectives(Collectives):
         instead: a sum would count the old value once per replica, and a mean would ignore how many
         rows each replica has. Custom loops keep that behaviour, which users expect, with one
         exception: if a variable that is summed on read has only one copy, as a metric's variable
-        has with central storage, each replica adds its change to it.
+        has with central storage, each replica adds its change to that copy.
         """
         is_combined = counts_all_replicas(variable)
         if keeps_one_copy(self._native_strategy):
@@ -389,7 +389,7 @@ class TensorFlowCollectives(Collectives):
         return self._assign_changes(variable, value, write)
 
     def _own_part(self, variable: keras.Variable, value: Any) -> Any:
-        """Returns this replica's new component of a sum; without rows it keeps the old one."""
+        """Returns this replica's new component of a sum; without rows, the old component."""
         weight = self._local_batch.weight  # type: ignore[union-attr]
         if isinstance(weight, float) or self._writes_equal:
             return value
@@ -472,11 +472,11 @@ class TensorFlowCollectives(Collectives):
     def _gradients_of_sums(self, *upstream: tf.Tensor) -> list[tf.Tensor]:
         """Returns the gradients of sums over the replicas with respect to this replica's terms.
 
-        In a custom loop the global loss is the sum of the replicas' losses. In `fit` it is their
-        mean, weighted by the replicas' weights, so the gradient with respect to a sum is the sum of
-        the replicas' gradients with these weights. `apply_gradients` later multiplies this
-        replica's gradients by its weight, so here they are divided by it. If a loss was weighted
-        before it was differentiated, `upstream` already has the weight.
+        In a custom loop the global loss is the sum of the replicas' losses. In `fit` it is the mean
+        of these losses, weighted by the replicas' weights. So the gradient with respect to a sum is
+        the sum of the replicas' gradients with these weights. `apply_gradients` later multiplies
+        this replica's gradients by the replica's weight, so here they are divided by that weight.
+        If a loss was weighted before it was differentiated, `upstream` already has the weight.
         """
         if self._local_batch is None:
             return self.all_sum(upstream)
@@ -506,7 +506,8 @@ def collectives_here() -> TensorFlowCollectives:
 def _own(structure: object) -> Any:
     """Returns a structure with a copy of each tensor, which only this replica has.
 
-    `regrouped` makes no distributed value of a tensor that all replicas return.
+    Without these copies, `regrouped` would make no distributed value of a tensor that all replicas
+    return.
     """
 
     def own(leaf: object) -> Any:

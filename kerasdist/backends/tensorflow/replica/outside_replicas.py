@@ -99,7 +99,7 @@ def apply_everywhere(
     check_mirrored(optimizer.variables, native_strategy, "the optimizer")
 
     def apply() -> Any:
-        # A trial records one update, and all devices have the same gradients.
+        # A trial records one update. All devices have the same gradients, so the first are used.
         given = gradients if current.trial is None else [copies(one)[0] for one in gradients]
         if not any(isinstance(one, tf.distribute.DistributedValues) for one in given):
             return keras_compat.apply_combined_gradients(optimizer, given, variables)
@@ -109,7 +109,7 @@ def apply_everywhere(
                 keras_compat.apply_combined_gradients(optimizer, own, variables)
         return None
 
-    # In this call `_apply` leaves all to Keras's own ``apply``, also for the inner optimizer of a
+    # In this call `_apply` only calls Keras's own ``apply``, also for the inner optimizer of a
     # LossScaleOptimizer.
     token = _is_applying.set(True)
     try:
@@ -132,7 +132,7 @@ def _moved(optimizer: keras.Optimizer, strategy: object) -> Iterator[None]:
 def _make_state(
     original: Callable[..., Any],
     optimizer: Any,
-    reference_variable: Any,  # some optimizers pass it by this name
+    reference_variable: Any,  # some optimizers pass this argument by name
     *args: object,
     **kwargs: object,
 ) -> Any:

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 class SoleDevice(ReplicaSet):
     """Plain Keras on a given device."""
 
-    measures_data = False  # because Keras's graph reads the batches, not the host
+    measures_data = False  # because Keras's graph, and not the host, reads the batches
     trainer_class = PlacedTrainer
 
     def is_tracing(self) -> bool:
@@ -220,7 +220,7 @@ def _after(data: object) -> Iterator[None]:
 
     At the end of the data, a step fails when it asks for the next batch. Operations that do not use
     the batch, such as the increment of the optimizer's counter, must not run before it fails. (In
-    plain Keras they do: if the number of batches is unknown, the optimizer counts one step too
+    plain Keras they do run: if the number of batches is unknown, the optimizer counts one step too
     many.)
     """
     leaf = next(leaf for leaf in keras.tree.flatten(data) if leaf is not None)

@@ -56,11 +56,11 @@ _MISFITS = {
     ),
     "`merge_call` called while defining a new graph": (
         "Expected collectives, optimizer.apply, assignments that are combined, and in fit a "
-        "metric's result directly in the step, or in the function that strategy.run runs. "
-        "Received: a call in a compiled function, a loop or a branch inside of it, where replicas "
-        "cannot meet. Take tf.function off functions that a step calls: fit compiles the whole "
-        "step. In a custom loop compile the function itself, or the function around strategy.run. "
-        "Move the call out of loops and branches on tensors."
+        "metric's result to be called directly in the step, or in the function that strategy.run "
+        "runs. Received: such a call in a compiled function, a loop or a branch inside of the "
+        "step, where replicas cannot meet. Take tf.function off functions that a step calls: fit "
+        "compiles the whole step. In a custom loop compile the function itself, or the function "
+        "around strategy.run. Move the call out of loops and branches on tensors."
     ),
 }
 
@@ -171,7 +171,7 @@ class TensorFlowRunner(Runner):
         if tf.executing_eagerly():
             self._replica_set.begin_step()
         elif self._replica_set.job is not None:
-            # A trace does not count as a step, because workers may trace differently often.
+            # A trace does not count as a step, because some workers may trace more often.
             self._replica_set.initial_broadcast.ensure()
         converted = converted_as_here(function)
 

@@ -165,7 +165,7 @@ def adopt_all(variables: Iterable[keras.Variable], native_strategy: tf.distribut
         value = keras_compat.stored_value(variable).numpy()
         keras_compat.reinitialize(variable)
         if is_sum_on_read(variable):
-            # A read adds the components, so only the first one gets the value.
+            # A read adds the components, so only the first component gets the value.
             first, *others = copies(variable)
             first.assign(
                 value if native_strategy.extended.should_checkpoint else tf.zeros_like(first)
@@ -182,7 +182,7 @@ def adopt(
     *,
     recreated: bool = False,
 ) -> None:
-    """Moves an optimizer that was made outside of the scope into it, with its state."""
+    """Moves an optimizer that was made outside of the scope into the scope, with its state."""
     recreated |= adopt_all(variables, native_strategy)
     optimizers = with_inner(optimizer)
     for one in optimizers:

@@ -121,7 +121,7 @@ def _native_options(
     options: InputOptions, native_strategy: tf.distribute.Strategy
 ) -> tf.distribute.InputOptions | None:
     """Converts input options to ``tf.distribute``'s; None for a central storage strategy."""
-    if keeps_one_copy(native_strategy):  # TensorFlow 2.21 reads a misspelt field
+    if keeps_one_copy(native_strategy):  # TensorFlow 2.21 would read a misspelt field
         return None
     fields = {name: getattr(options, name) for name in tf.distribute.InputOptions._fields}
     mode = tf.distribute.InputReplicationMode[options.experimental_replication_mode.name]

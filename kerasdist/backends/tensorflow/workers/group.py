@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 # The components of one value on the replicas of this process, in the replicas' order.
 Parts = Sequence[Any]
 
-# Makes an iterator over a dataset, given the function that would make it otherwise.
+# Makes an iterator over a dataset; its argument is the function that would make it otherwise.
 Begin = Callable[[Callable[[], Any]], Any]
 
 
@@ -132,7 +132,7 @@ class Group:
         self._all_reduce = all_reduce
 
     def batches(self, adapter: Any, begin: Begin | None) -> tf.distribute.DistributedDataset:
-        """Returns a dataset of an adapter's batches; with `begin`, backups save its position."""
+        """Returns a dataset of an adapter's batches; with `begin`, backups save a position."""
         dataset = adapter.get_tf_dataset()
         if keras_compat.is_array_adapter(adapter):
             return self._iterated(untuned(dataset), begin)
@@ -141,7 +141,7 @@ class Group:
     def _iterated(self, dataset: tf.data.Dataset, begin: Begin | None) -> GlobalBatchDataset:
         """Returns a dataset that moves batches to the devices before their steps, if useful.
 
-        It does not with `begin`: the saved state of an iterator would lack the moved batches.
+        With `begin` no batches are moved, because the saved state of an iterator would lack them.
         """
         spec = dataset.element_spec
         is_whole = not isinstance(spec, OwnRows)
@@ -265,8 +265,8 @@ class Group:
     def mean_over_rows(self, structures: Sequence[Any], weights: Sequence[Any]) -> Any:
         """Combines the replicas' results of a step: floats by the weighted mean over all replicas.
 
-        For numbers of other types, replica 0's result is returned; for strings and None, that of
-        this process's first replica.
+        For numbers of other types, the result of replica 0 is returned; for strings and None, the
+        result of this process's first replica.
         """
 
         def to_sum(parts: Parts) -> Parts:
@@ -387,7 +387,7 @@ class WorkerGroup(Group):
         if isinstance(first, tf.SparseTensor):
             return self._sparse(parts), []
         check_alike(parts, axis)
-        if equal_sizes:  # which is only said of a static size
+        if equal_sizes:  # callers say so only of a static size
             sizes = [first.shape[axis]] * self._replicas
         else:
             sizes = self._from_all_replicas([tf.shape(part)[axis] for part in parts])
@@ -402,8 +402,8 @@ class WorkerGroup(Group):
         return tf.cast(whole, tf.bool) if is_bool else whole, sizes
 
     def _from_all_replicas(self, sizes: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Gathers a size of each replica's tensor from all workers."""
-        # Each size is its replica's element of a vector of zeros, so the vectors' sum has all.
+        """Gathers the sizes of all replicas' tensors from all workers."""
+        # Each replica has a vector with its own size and zeros, so the sum has all sizes.
         vectors = [
             among_zeros(size[tf.newaxis], 0, replica, self._replicas)
             for size, replica in zip(sizes, self.local, strict=True)
