@@ -46,7 +46,7 @@ Devices = Annotated[
 Hosts = Annotated[
     str | None, option("HOSTS", "Machines reached by ssh, as in kerasdist run: h1:4,h2:4.")
 ]
-Seconds = Annotated[float, option("SECONDS", "After how long a job is ended.", min=1.0)]
+Seconds = Annotated[float, option("SECONDS", "The time after which a job is ended.", min=1.0)]
 AsJson = Annotated[bool, option(None, "Print machine-readable JSON.", "--json")]
 Plot = Annotated[Path | None, option("FILE", "Draw the scaling, with matplotlib.")]
 
@@ -67,7 +67,7 @@ def listed(hosts: str | None) -> tuple[str, ...]:
 
 
 def number_of_workers(text: str | None) -> int | Literal["gpu"] | None:
-    """Reads a number of workers."""
+    """Returns the number of workers in the text of ``--workers``; None if the option is absent."""
     if text is None or text == "gpu":
         return text
     if not text.isdecimal() or int(text) < 1:

@@ -112,5 +112,5 @@ SOURCE = Source(
     needed=(RANK,),
     others=(WORKERS, COORDINATOR, LOCAL_RANK, LOCAL_WORKERS),
     read=read,
-    hint=f"Set it to host:port on every worker, or the hosts in {WORKERS}.",
+    hint=f"Set {COORDINATOR} to host:port on every worker, or list the hosts in {WORKERS}.",
 )

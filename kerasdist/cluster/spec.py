@@ -35,7 +35,7 @@ class ClusterSpec:
             or another `ClusterSpec`.
 
     Raises:
-        TypeError: If `cluster` is something else.
+        TypeError: If `cluster` has another form.
     """
 
     def __init__(self, cluster: Any) -> None:

@@ -176,7 +176,7 @@ class Coordinator:
         # By step and path: the outcomes of the files that the chief has written.
         self._written: dict[int, dict[str, list[Facts]]] = {}
         self._waiting: list[Save] = []
-        # the workers' answers, while the coordinator asks
+        # the workers' answers by rank, while the coordinator asks for their next places
         self._next_places: dict[int, int] | None = None
         self._failed = False
         self._left = 0
@@ -248,7 +248,7 @@ class Coordinator:
             )
         elif rank in self._members:
             there = self._members[rank].name
-            why = f"there is one already: {there}. Each worker needs a rank of its own"
+            why = f"its rank is taken by {there}. Each worker needs a rank of its own"
         if why is not None:
             writer.write(_refusal(f"{name} was refused: {why}"))
             return None
@@ -407,7 +407,7 @@ class Coordinator:
             self._fail_lost(
                 min(leaving.sent),
                 f"it came to the end of its script, but {named_places(places)}. If no error ended "
-                "it, the workers differ: all of them must run the same script with the same number "
+                "the script, the workers differ: all must run the same script with the same number "
                 "of batches",
                 kind="left early",
             )
@@ -458,7 +458,7 @@ class Coordinator:
                 "lost",
                 f"worker {CHIEF} did not save {save.path!r} within {limit:g} s, "
                 f"for which worker {save.rank} waited ({named_places(self._doing([CHIEF]))}). "
-                "Raise KERASDIST_MEETING_TIMEOUT if it needs so long",
+                "Raise KERASDIST_MEETING_TIMEOUT if the save needs so long",
             )
 
     def _check_progress(self, now: float) -> None:

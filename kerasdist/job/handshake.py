@@ -114,7 +114,7 @@ def answer(asked: object, mine: Credentials) -> Message:
             f"{protocol.VERSION} here, {asked.get('protocol')!r} on the chief. Install one version."
         )
     if asked["job"] != mine.job_id:
-        raise ConnectionError(f"the chief of job {asked['job']!r} answers, not of {mine.job_id!r}")
+        raise ConnectionError(f"the chief is of job {asked['job']!r}, not of job {mine.job_id!r}")
     if asked["secret"] != (mine.secret is not None):
         with_, without = ("chief", "worker") if asked["secret"] else ("worker", "chief")
         raise JobError(
@@ -187,7 +187,7 @@ def _checked(message: object, kind: str, fields: dict[str, type]) -> Message:
     return message
 
 
-# The most connections without a proof; for a further one, the oldest is closed.
+# The most connections without a proof; a further connection closes the oldest of them.
 _MOST_STRANGERS = 64
 
 _REPORTED_AT_ONCE = 5

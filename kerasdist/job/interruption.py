@@ -175,7 +175,8 @@ class ExitCode(IntEnum):
     """Exit codes that have a special meaning.
 
     Attributes:
-        LOST_WORKER: The worker ended because another worker was lost, which the launcher looks for.
+        LOST_WORKER: The worker ended because another worker was lost. The launcher looks for that
+            other worker as the cause.
         PREEMPTED: The worker was told to stop, and has saved a backup. This is not a failure, and
             the launcher does not restart the job; the scheduler that took the machine restarts it.
     """
