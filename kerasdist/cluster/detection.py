@@ -72,7 +72,7 @@ def detect(environ: Mapping[str, str] | None = None) -> ClusterResolver | None:
         ``KERASDIST_CLUSTER=none``.
 
     Raises:
-        ClusterError: If two sources contradict each other, or the variables of one are wrong.
+        ClusterError: If two sources contradict each other, or a source's variables are wrong.
         UnsupportedError: If this process shall be a parameter server or an evaluator.
     """
     if kerasdist_variables.is_independent(environ):

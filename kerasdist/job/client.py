@@ -47,7 +47,7 @@ class Client:
         address: This worker's ``host:port`` for the framework's own connections.
         step: How many steps this worker has begun that need the other workers.
         place: The running call that needs the other workers; empty outside of such a call.
-        entered: How often this worker has entered such a call.
+        entered: How often this worker has entered a call that needs the other workers.
         failure_kind: Why the job ended, such as ``"interrupted"`` for a worker's Ctrl-C, or ``"left
             early"`` for a script that ended before the others'; empty as long as the job goes on.
         report: A function that returns the report on this worker's batches; another thread calls

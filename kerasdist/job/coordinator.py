@@ -59,10 +59,10 @@ class Member:
         heard: The time of the worker's last sign of life.
         step: How many steps the worker has begun.
         place: The running call that needs the other workers; empty outside of such a call.
-        entered: How often the worker has entered such a call.
+        entered: How often the worker has entered a call that needs the other workers.
         moved: The time at which `step`, `place` or `entered` last changed.
         left: Whether the worker has left the job.
-        batches: The worker's batches since the last comparison; None if it does not report them.
+        batches: The worker's batches since the last comparison; None if it reports no batches.
         collectives: The last collectives that the worker has recorded.
     """
 
@@ -94,7 +94,7 @@ class Meeting:
         since: The time at which the first worker came.
         wanted: Which values the workers get (`kerasdist.job.protocol`).
         sent: The JSON text of the value that each worker sent.
-        texts: Each different text once.
+        texts: Each different JSON text once.
         size: The total length of these texts.
     """
 
@@ -234,7 +234,7 @@ class Coordinator:
             writer.close()
 
     def _admitted(self, hello: Any, writer: asyncio.StreamWriter) -> Member | None:
-        """Returns the worker that a new connection belongs to, or None if it is refused."""
+        """Returns the worker that a new connection belongs to; None if the worker is refused."""
         rank = hello["rank"]
         name = f"worker {rank} (process {hello['pid']} on {hello['host']})"
         if not isinstance(hello.get("given"), str | None):

@@ -120,7 +120,7 @@ class Job:
         on its machine is not larger than the first worker's number.
 
         Raises:
-            ClusterError: If a machine has more workers than another one.
+            ClusterError: If a machine has more workers than another machine.
         """
         own = [platform.node(), self.membership.local_rank]
         sizes = self.choose("machines of workers", own, sizes_of_hosts)
@@ -194,7 +194,7 @@ class Job:
         return self._meet(label, own)[0]
 
     def meets_here(self, wants: bool) -> bool:
-        """Returns whether all workers meet here, because one of them has asked for it.
+        """Returns whether all workers meet here, because a worker has asked to meet.
 
         All workers must call this method equally often. No worker waits unless a worker `wants` to
         meet. Then all workers meet at the next call of the worker that is furthest ahead.

@@ -222,7 +222,7 @@ def waiting_their_turn() -> Iterator[None]:
     """Lets the threads that are started in this block wake up without preempting other threads.
 
     Gloo, with which PyTorch and JAX sum on CPUs, has a thread that distributes the data that arrive
-    from other workers. This thread needs the lock of a connection for that. If the lock is taken,
+    from other workers. This thread needs the lock of each connection. If the lock is taken,
     the thread asks the kernel again which data have arrived, gets the same answer at once, and so
     on (``Pair::handleEvents`` in gloo/transport/tcp/pair.cc only tries the lock). On a busy machine
     the lock is often held by a thread that is not running: while it was sending on this connection,

@@ -82,7 +82,7 @@ class Monitor:
         self._end_with(failure, f"{failure}\n")
 
     def fail(self, why: str | None, code: int) -> None:
-        """Tells the other workers why this worker ends, if they do not know, and lets it end."""
+        """Tells the other workers why this worker ends (None: they know), and lets it end."""
         self.disarm()
         self._leave_job(why, code)
 

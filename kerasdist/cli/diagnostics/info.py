@@ -44,8 +44,10 @@ class SourceFacts:
 
     Attributes:
         name: The name of the source.
-        verdict: ``"believed"``, ``"agrees"``, ``"contradicts"``, ``"wrong"``, ``"absent"``, or
-            ``"outer"``, which means that the source describes the task in which a launcher runs.
+        verdict: ``"believed"`` for the source that counts; ``"agrees"`` for a source that describes
+            the same place; ``"contradicts"`` if the sources contradict each other; ``"wrong"`` if
+            the variables have an error; ``"absent"`` without a cluster; or ``"outer"``, which means
+            that the source describes the task in which a launcher runs.
         reason: Why the source has this verdict.
         variables: The environment variables of the source that are set.
     """

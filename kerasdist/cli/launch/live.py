@@ -42,7 +42,7 @@ _BESIDE_WORKERS = 6  # lines of the terminal that do not show workers
 class Board:
     """The state of a job's workers: their progress, and when each last gave a sign of life.
 
-    Several threads write and read it.
+    Several threads write and read the state.
     """
 
     def __init__(self) -> None:

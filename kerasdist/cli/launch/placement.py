@@ -58,8 +58,8 @@ def place(workers: int | Literal["gpu"] | None, hosts: Sequence[str] = ()) -> tu
     """Places workers on hosts, and fills each host before the next.
 
     Args:
-        workers: The number of workers; None for one per slot; ``"gpu"`` for the same, if each
-            host's number of slots is given.
+        workers: The number of workers; None or ``"gpu"`` for one per slot. With
+            ``"gpu"`` each host's number of slots must be given.
         hosts: The hosts; empty for this machine.
     """
     if isinstance(workers, int) and workers < 1:

@@ -1,8 +1,8 @@
 """Starts the other workers of a script from the script itself, which becomes their rank 0.
 
 A thread of rank 0 does the work of `kerasdist.cli.launch.job` here: when one worker fails, the
-other workers end, and so does rank 0, with the message and the exit code of ``kerasdist run``. The
-workers' supervisors hold a pipe from rank 0, so that no worker outlives rank 0.
+thread ends the other workers and rank 0, with the message and the exit code of ``kerasdist run``.
+The workers' supervisors hold a pipe from rank 0, so that no worker outlives rank 0.
 """
 
 from __future__ import annotations

@@ -156,7 +156,7 @@ class AttemptResult:
 
     @property
     def exit_code(self) -> int:
-        """The launcher's own exit code, which is that of the worker that failed first."""
+        """The launcher's own exit code: the exit code of the worker that failed first."""
         if self.preempted:
             return ExitCode.PREEMPTED
         if self.cause is not None:

@@ -163,7 +163,7 @@ def end(worker: Worker, grace: float) -> NoReturn:
 
 
 def end_group(worker: Worker) -> None:
-    """Ends the worker's process group, whose number is that of the worker."""
+    """Ends the worker's process group, which has the same number as the worker."""
     if isinstance(worker, Forked):
         return  # the worker's parent does this when the supervisor has ended
     with contextlib.suppress(ProcessLookupError, PermissionError):

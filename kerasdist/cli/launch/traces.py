@@ -1,4 +1,4 @@
-"""Merges the workers' traces into one, with a process for each worker."""
+"""Merges the workers' traces into one trace, in which each worker is a process."""
 
 from __future__ import annotations
 

@@ -183,7 +183,7 @@ Events = queue.SimpleQueue[Event]
 @final
 @dataclass(frozen=True)
 class Start:
-    """How a worker is started.
+    """What `Worker` needs to start a worker.
 
     Attributes:
         rank: The worker's number.

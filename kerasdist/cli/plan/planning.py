@@ -365,7 +365,7 @@ def _smallest_group(target: Target) -> Target:
 def largest_batch(
     first: Compilation, target: Target, compile_step: Compile, most: float = math.inf
 ) -> LargestBatch | None:
-    """Returns the largest number of examples per device that fits; None if not even one does.
+    """Returns the largest number of examples per device that fits; None if one is too many.
 
     Memory grows almost linearly with the number of examples. So two compilations determine a line,
     and one or two more compilations check the number that the line predicts.

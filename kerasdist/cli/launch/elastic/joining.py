@@ -138,7 +138,7 @@ class Seats:
 
 
 def keep_alive(connection: socket.socket) -> None:
-    """Ends a connection whose other end has been silent for half a minute, as ssh does."""
+    """Lets the kernel end a connection whose other end is silent for half a minute, as ssh does."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     options = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 30000}
     for name, value in options.items():

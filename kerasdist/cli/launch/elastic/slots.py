@@ -46,7 +46,7 @@ class ElasticSlots:
 
     Args:
         spec: The description of the job.
-        events: The queue that gets an event when slots wait.
+        events: The queue that gets an event when there is a backup and slots wait for workers.
         screen: The output that says what the launcher waits for.
         seats: The seats of machines that join; None if no machine can join.
 

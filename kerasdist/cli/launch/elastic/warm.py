@@ -6,9 +6,9 @@ warm process by the name of a socket (`kerasdist.cli.launch.supervisor.Forked`).
 be forked, its supervisor starts a new process instead.
 
 Environment variables that frameworks read when they are imported must have the same values in the
-warm process and in the worker. So a worker is forked only if its environment equals that of the
-warm process, except for the job's own variables. If the script itself sets such a variable, as it
-might before its imports, Python is started anew in the place of the forked process.
+warm process and in the worker. So a worker is forked only if its environment equals the environment
+of the warm process, except for the job's own variables. A script may set such a variable before its
+imports. Then Python is started anew in place of the forked process.
 """
 
 from __future__ import annotations
