@@ -22,7 +22,7 @@ class PlainCommand(TyperCommand):
     """A command whose help says ``SCRIPT``, instead of typer's ``{SCRIPT}``."""
 
     def get_help(self, ctx: Any) -> str:
-        """Returns the whole help."""
+        """Returns the text of ``--help``, without braces and types."""
         text = _BRACES.sub(r"\1", super().get_help(ctx))
         return _TYPE.sub(lambda found: " " * len(found[0]), text)
 
@@ -32,7 +32,7 @@ class PlainCommand(TyperCommand):
 
 
 def option(metavar: str | None, text: str, *names: str, **more: Any) -> Any:
-    """Returns the description of an option for typer."""
+    """Returns typer's description of an option whose value is shown as `metavar`."""
     return typer.Option(*names, metavar=metavar, help=text, **more)
 
 

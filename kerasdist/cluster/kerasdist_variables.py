@@ -46,7 +46,7 @@ RESTART = "KERASDIST_RESTART"
 
 
 def read(variables: Variables) -> Membership:
-    """Reads kerasdist's own variables."""
+    """Returns the process's place that kerasdist's own variables describe."""
     rank, (count, known, coordinator) = variables.integer(RANK), workers(variables.text(WORKERS))
     local = variables.local([LOCAL_RANK], [LOCAL_WORKERS])
     return variables.worker(rank, count, coordinator, addresses=known, local=local)

@@ -51,7 +51,7 @@ class ClusterSpec:
 
     @property
     def jobs(self) -> list[str]:
-        """The names of the jobs."""
+        """The names of the jobs, which are types of tasks such as ``"worker"``."""
         return list(self._tasks)
 
     def as_dict(self) -> dict[str, list[str | None]]:

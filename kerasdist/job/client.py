@@ -156,7 +156,7 @@ class Client:
             raise self.failure
 
     def close(self, error: str | None = None) -> None:
-        """Leaves the job."""
+        """Leaves the job; `error` is the reason, if the worker leaves because of an error."""
         if not self.closed:
             self._send({"type": "bye", "error": error})
             self.closed = True

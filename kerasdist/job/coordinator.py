@@ -111,7 +111,7 @@ class Meeting:
         return dict.fromkeys(self.sent, f"at {self.label!r}")
 
     def add(self, rank: int, value: object) -> None:
-        """Adds the value of a worker."""
+        """Adds the value that a worker has sent to the exchange."""
         text = json.dumps(value)
         if text not in self.texts:
             self.size += len(text)

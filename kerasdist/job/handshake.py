@@ -52,7 +52,7 @@ class Credentials:
 
 
 def credentials(environ: Mapping[str, str] = os.environ) -> Credentials:
-    """Reads the job's secret and name."""
+    """Reads the job's secret and name from environment variables and the secret's file."""
     secret = environ.get(SECRET, "").strip().encode()
     path = environ.get(SECRET_FILE)
     if not secret and path:
@@ -139,7 +139,7 @@ def reply(asked: Message, answered: object, mine: Credentials) -> Message:
 
 
 def check_proof(asked: Message, answered: Message, proof: object, mine: Credentials) -> None:
-    """Checks, on the worker, the chief's reply."""
+    """Checks on a worker that the chief's reply proves that the chief knows the secret."""
     if isinstance(proof, dict) and proof.get("type") == "refused":
         raise JobError(f"the chief refused this worker: {proof.get('why')}")
     proof = _checked(proof, "proof", {"digest": str})
@@ -196,7 +196,7 @@ _SECONDS_BETWEEN_REPORTS = 10.0
 
 @final
 class Gate:
-    """Admits peers that know the secret of the job."""
+    """Admits only peers that know the secret of the job, and reports the peers that it refuses."""
 
     def __init__(self, credentials: Credentials, workers: int, who: str) -> None:
         self._credentials = credentials

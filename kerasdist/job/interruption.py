@@ -98,7 +98,7 @@ def interrupt_behind(error: BaseException) -> KeyboardInterrupt | None:
 
 
 def described(interrupt: KeyboardInterrupt, error: BaseException) -> str:
-    """Returns one line about an interrupt."""
+    """Returns one line about an interrupt: where it came, and the error that followed from it."""
     said = "interrupted (Ctrl-C)"
     # An interrupt that a framework turns into another error does not pass through user code.
     traces = (traceback.extract_tb(one.__traceback__) for one in (interrupt, error))

@@ -137,7 +137,7 @@ class HeldPort:
         return self._socket.detach()
 
     def release(self) -> None:
-        """Frees the port."""
+        """Ends the hold on the port; a framework's server that has taken the port keeps it."""
         self._socket.close()
 
 

@@ -70,7 +70,7 @@ class Row:
 
     @property
     def replicas(self) -> int:
-        """How many replicas there were."""
+        """How many replicas all workers had together."""
         return self.measured["replicas"]
 
     @property

@@ -265,7 +265,7 @@ def _shared_memory() -> Iterator[Finding]:
 
 
 def _files() -> Iterator[Finding]:
-    """Checks the limit of open files."""
+    """Checks the limit of open files, which connections and data loaders may reach."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     is_free = soft == resource.RLIM_INFINITY
     can = "" if hard == resource.RLIM_INFINITY else f" (at most {hard})"

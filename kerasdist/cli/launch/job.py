@@ -166,7 +166,7 @@ class Attempt:
         return self._kill_at != math.inf or self._abandon_at != math.inf
 
     def _act(self) -> None:
-        """Sends the signals whose time has come."""
+        """Sends SIGTERM or SIGKILL to workers, or ends their supervisors, if the time has come."""
         now = time.monotonic()
         if now >= self._stop_at:
             self._stop(signal.SIGTERM)
@@ -318,7 +318,7 @@ class Launcher:
                 yield Worker(begun, self._screen, self._events)
 
     def _hear(self, attempt: int, rank: int, line: bytes) -> None:
-        """Handles a worker's report."""
+        """Passes a worker's report on to the board, the elastic slots and the warm processes."""
         said = live.report_in(line)
         self._board.heard(rank, said)
         if self._elastic is not None and "backup" in said:

@@ -61,7 +61,7 @@ class Board:
             ]
 
     def heard(self, rank: int, report: State) -> None:
-        """Handles a worker's report."""
+        """Adds a worker's report, such as its step and loss, to the state."""
         with self._lock:
             if self._workers[rank]["phase"] == "ended":  # the report came late
                 report["phase"] = "ended"
@@ -73,7 +73,7 @@ class Board:
             self._workers[rank] |= {"phase": "ended", "exit_code": exit_code}
 
     def state(self) -> State:
-        """Returns the state of the job."""
+        """Returns the state of the job, in the form of the file ``status.json``."""
         with self._lock:
             workers = [dict(one) for one in self._workers]
             attempt = self._attempt

@@ -43,7 +43,7 @@ class Screen:
         self._lock = threading.Lock()
 
     def write(self, prefix: str, line: str, stream: TextIO, rank: int) -> None:
-        """Writes a worker's line."""
+        """Writes a line of a worker's output, after a prefix that names the worker."""
         if line == supervisor.APART:
             return  # the launcher reports this once for all workers
         if stream.isatty() and not os.environ.get("NO_COLOR"):
@@ -239,7 +239,7 @@ class Held(Protocol):
 
 @final
 class Worker:
-    """A running worker under its supervisor."""
+    """A worker that the launcher has started, together with its supervisor."""
 
     def __init__(self, start: Start, screen: Screen, events: Events) -> None:
         self.rank = start.rank
@@ -284,7 +284,7 @@ class Worker:
         self._order(f"signal {number}")
 
     def _order(self, line: str) -> None:
-        """Writes a line that the supervisor reads."""
+        """Writes a line to the supervisor's input: the orders, or a signal for the worker."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError, ValueError):
             self._process.stdin.write(f"{line}\n".encode())

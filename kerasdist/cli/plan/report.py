@@ -25,7 +25,7 @@ _LIMITS = {
 
 
 def show(plan: Plan, console: Console) -> None:
-    """Prints a plan for people."""
+    """Prints a plan as sentences and tables for human readers."""
     target, subject, each = plan.target, plan.subject, plan.compiled.batch
     made = f"under {subject.strategy}" if subject.strategy else "without a strategy"
     if subject.sharding:
