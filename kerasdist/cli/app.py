@@ -46,7 +46,7 @@ app = typer.Typer(
     name="kerasdist",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,  # rich's tables show <bool> as the type of a flag
+    rich_markup_mode=None,  # the tables of rich would show <bool> for a flag
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
@@ -175,7 +175,7 @@ def run(
 @app.command(cls=PlainCommand, short_help="Add this machine to a job that is running.")
 def join(
     launcher: Annotated[
-        str, typer.Argument(metavar="HOST:PORT", help="What kerasdist run --join-port prints.")
+        str, typer.Argument(metavar="HOST:PORT", help="As printed by kerasdist run --join-port.")
     ],
     *,
     workers: Annotated[
@@ -272,7 +272,7 @@ def main() -> None:
     try:
         app()
     finally:
-        # If the reader has ended (`| head`), Python's own last flush would change the
+        # If the output's reader has ended (`| head`), Python's last flush would change the
         # exit code to 120: https://docs.python.org/3/library/signal.html#note-on-sigpipe
         try:
             sys.stdout.flush()

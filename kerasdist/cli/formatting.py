@@ -24,7 +24,7 @@ def require_matplotlib() -> None:
 
 
 def plain_console(**options: Any) -> Console:
-    """Returns a console that prints brackets as they are, as around the address ``[fe80::1]``."""
+    """Returns a console that prints brackets unchanged, such as those of ``[fe80::1]``."""
     return Console(markup=False, **options)
 
 
@@ -39,7 +39,7 @@ def table(title: str, headings: Sequence[str], left: int = 0) -> Table:
 
 @contextlib.contextmanager
 def figure(path: Path, title: str, counts: Sequence[int], x: str, y: str) -> Generator[Any]:
-    """Draws a plot over numbers of devices; yields its axes."""
+    """Draws a plot whose x axis has numbers of devices; yields the plot's axes."""
     from matplotlib.figure import Figure
 
     drawn: Any = Figure(figsize=(6.4, 4.0), layout="constrained")

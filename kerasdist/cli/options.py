@@ -22,7 +22,7 @@ class PlainCommand(TyperCommand):
     """A command whose help says ``SCRIPT``, instead of typer's ``{SCRIPT}``."""
 
     def get_help(self, ctx: Any) -> str:
-        """Returns the whole help."""
+        """Returns the text of ``--help``, without braces and types."""
         text = _BRACES.sub(r"\1", super().get_help(ctx))
         return _TYPE.sub(lambda found: " " * len(found[0]), text)
 
@@ -32,7 +32,7 @@ class PlainCommand(TyperCommand):
 
 
 def option(metavar: str | None, text: str, *names: str, **more: Any) -> Any:
-    """Returns the description of an option for typer."""
+    """Returns typer's description of an option whose value is shown as `metavar`."""
     return typer.Option(*names, metavar=metavar, help=text, **more)
 
 
@@ -46,7 +46,7 @@ Devices = Annotated[
 Hosts = Annotated[
     str | None, option("HOSTS", "Machines reached by ssh, as in kerasdist run: h1:4,h2:4.")
 ]
-Seconds = Annotated[float, option("SECONDS", "After how long a job is ended.", min=1.0)]
+Seconds = Annotated[float, option("SECONDS", "The time after which a job is ended.", min=1.0)]
 AsJson = Annotated[bool, option(None, "Print machine-readable JSON.", "--json")]
 Plot = Annotated[Path | None, option("FILE", "Draw the scaling, with matplotlib.")]
 
@@ -67,7 +67,7 @@ def listed(hosts: str | None) -> tuple[str, ...]:
 
 
 def number_of_workers(text: str | None) -> int | Literal["gpu"] | None:
-    """Reads a number of workers."""
+    """Returns the number of workers in the text of ``--workers``; None if the option is absent."""
     if text is None or text == "gpu":
         return text
     if not text.isdecimal() or int(text) < 1:

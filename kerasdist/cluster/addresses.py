@@ -30,13 +30,13 @@ _FIRST, _END = 1024, 65_536
 
 
 def beside(port: int) -> int:
-    """Returns kerasdist's port for another program's port: larger by 1000, with wrap-around."""
+    """Returns kerasdist's port if another program has `port`: larger by 1000, with wrap-around."""
     return _FIRST + (port + DISTANCE - _FIRST) % (_END - _FIRST)
 
 
 def of_job(job: int, step: int = 0) -> int:
     """Returns a port for a numbered job, from 20000 to 32767."""
-    # The ports of one job's steps, and of consecutive jobs, shall be far apart.
+    # The ports of one job's steps are far apart, because the next jobs have the next ports.
     # The factor 7919 is prime, so it has no factor in common with the number of ports.
     return _FIRST_OF_JOBS + (job + 7919 * step) % (_END_OF_JOBS - _FIRST_OF_JOBS)
 
@@ -47,7 +47,7 @@ def join(host: str, port: int) -> str:
 
 
 def split(address: str, name: str) -> tuple[str, int]:
-    """Splits ``host:port``."""
+    """Returns the host and the port of an address; `name` is the address's name in errors."""
     host, _, port = address.strip().rpartition(":")
     bracketed = host.startswith("[") and host.endswith("]")
     if not host or (":" in host and not bracketed) or not port.isdecimal():

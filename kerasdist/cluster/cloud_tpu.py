@@ -33,7 +33,7 @@ def read(variables: Variables) -> Membership | Absent:
         return _membership(variables, hosts, variables.integer("TPU_WORKER_ID"))
     missing = "TPU_WORKER_ID and TPU_WORKER_HOSTNAMES are not both set"
     if variables.has(_NO_METADATA):
-        return Absent(f"{missing}, and {_NO_METADATA} is.")
+        return Absent(f"{missing}, and {_NO_METADATA} is set.")
     if not has_tpus():
         return Absent(f"{missing}, and no TPU is attached to this machine.")
     host = variables.optional_text("GCE_METADATA_IP") or DEFAULT_HOST
@@ -43,7 +43,7 @@ def read(variables: Variables) -> Membership | Absent:
         return Absent(f"{missing}, and the metadata server {host} does not answer: {error}.")
     number, endpoints, settings = told.values()
     if number is None or endpoints is None:
-        return Absent(f"{missing}, and the VM's metadata do not tell of a TPU slice.")
+        return Absent(f"{missing}, and the VM's metadata do not describe a TPU slice.")
     own = {"TPU_WORKER_ID": number, **dict(_settings_of(settings or "")), **variables.all}
     slices = Variables(own, SOURCE.name)
     hosts = [_host_of(one) for one in endpoints.split(",")]
@@ -97,7 +97,7 @@ def has_tpus() -> bool:
 
 @cache
 def read_attribute(host: str, name: str) -> str | None:
-    """Returns an attribute of this VM, None if the VM has no attribute of this name.
+    """Returns an attribute of this VM; None if the VM has no attribute of this name.
 
     Args:
         host: The host of the metadata server.
@@ -109,7 +109,7 @@ def read_attribute(host: str, name: str) -> str | None:
     import http.client  # slow to import, and needed only on TPU hosts
 
     for left in reversed(range(_TRIES)):
-        # This ignores the environment's proxies, as it must: the server is on this machine.
+        # `HTTPConnection` rightly ignores proxies: the server is on this machine.
         connection = http.client.HTTPConnection(host, timeout=_SECONDS)
         try:
             connection.request("GET", f"/{_PATH}/{name}", headers={"Metadata-Flavor": "Google"})

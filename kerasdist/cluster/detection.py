@@ -2,8 +2,8 @@
 
 `SOURCES` is in the order of precedence: the first source that describes a cluster counts, and the
 others must agree with it. There is an exception: Slurm, SkyPilot, Kubernetes and Cloud TPU describe
-a task, a node or a pod, in which a launcher may have started several workers. If one of these
-differs from a source that describes the process itself, the latter source counts.
+a task, a node or a pod, in which a launcher may have started several workers. If one of these four
+sources differs from a source that describes the process itself, the source for the process counts.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def detect(environ: Mapping[str, str] | None = None) -> ClusterResolver | None:
         ``KERASDIST_CLUSTER=none``.
 
     Raises:
-        ClusterError: If two sources contradict each other, or the variables of one are wrong.
+        ClusterError: If two sources contradict each other, or a source's variables are wrong.
         UnsupportedError: If this process shall be a parameter server or an evaluator.
     """
     if kerasdist_variables.is_independent(environ):

@@ -46,7 +46,7 @@ RESTART = "KERASDIST_RESTART"
 
 
 def read(variables: Variables) -> Membership:
-    """Reads kerasdist's own variables."""
+    """Returns the process's place that kerasdist's own variables describe."""
     rank, (count, known, coordinator) = variables.integer(RANK), workers(variables.text(WORKERS))
     local = variables.local([LOCAL_RANK], [LOCAL_WORKERS])
     return variables.worker(rank, count, coordinator, addresses=known, local=local)
@@ -112,5 +112,5 @@ SOURCE = Source(
     needed=(RANK,),
     others=(WORKERS, COORDINATOR, LOCAL_RANK, LOCAL_WORKERS),
     read=read,
-    hint=f"Set it to host:port on every worker, or the hosts in {WORKERS}.",
+    hint=f"Set {COORDINATOR} to host:port on every worker, or list the hosts in {WORKERS}.",
 )

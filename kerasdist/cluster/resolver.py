@@ -34,7 +34,7 @@ class ClusterResolver(ABC):
 
     @property
     def task_type(self) -> str:
-        """``"chief"`` or ``"worker"``."""
+        """The type of this process's task: ``"chief"`` or ``"worker"``."""
         return self.membership().task_type
 
     @property

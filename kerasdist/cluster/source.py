@@ -33,8 +33,8 @@ class Membership:
         coordinator: ``host:port`` at which kerasdist can reach the process of rank 0; None if the
             environment does not contain it.
         source: The source of these facts, such as ``"TF_CONFIG"``.
-        local_rank: The number among the workers on this machine; None if it is not known.
-        local_workers: How many workers this machine has; None if that is not known.
+        local_rank: This process's number among the workers on this machine; None if not known.
+        local_workers: How many workers this machine has; None if the number is not known.
     """
 
     task_type: str
@@ -79,10 +79,10 @@ class Membership:
 @final
 @dataclass(frozen=True)
 class Absent:
-    """A source that describes no cluster.
+    """The answer of a source that describes no cluster.
 
     Attributes:
-        reason: Why the source describes none, for human readers.
+        reason: Why the source describes no cluster, for human readers.
     """
 
     reason: str
@@ -98,7 +98,7 @@ class Variables:
 
     @property
     def all(self) -> Mapping[str, str]:
-        """All variables."""
+        """All environment variables, not only those of the source."""
         return self._environ
 
     def has(self, *names: str) -> bool:
@@ -160,7 +160,7 @@ class Variables:
             num_workers: How many workers there are.
             coordinator: The coordinator's address, unless ``KERASDIST_COORDINATOR`` is set.
             addresses: The addresses of all ranks, if they are known.
-            local: The number on this machine, and how many workers the machine has.
+            local: The process's number on its machine, and how many workers the machine has.
         """
         where = self.coordinator(coordinator)
         return Membership("worker", rank, rank, num_workers, addresses, where, self._source, *local)
@@ -205,7 +205,7 @@ class Source:
         return self.needed + self.others
 
     def ask(self, environ: Mapping[str, str] | None) -> Membership | Absent:
-        """Returns this process's place, or why the source describes none."""
+        """Returns this process's place, or why the source describes no cluster."""
         variables = Variables(environ, self.name)
         if variables.has(*self.needed):
             return self.read(variables)
@@ -214,7 +214,7 @@ class Source:
         return Absent(f"{names} {('is not', 'are not both', 'are not all')[len(first)]} set.")
 
     def membership(self, environ: Mapping[str, str] | None) -> Membership:
-        """Returns this process's place; raises an error if the source has none."""
+        """Returns this process's place; raises an error if the source describes no cluster."""
         answer = self.ask(environ)
         if isinstance(answer, Absent):
             raise ClusterError(

@@ -71,8 +71,8 @@ def _wrong_config(expected: str, value: object) -> ClusterError:
 
 
 def _read_torchrun(variables: Variables) -> Membership | Absent:
-    """Reads torch's variables; at ``MASTER_PORT`` the agent of torchrun listens."""
-    # RANK alone is a common name, but the four names together are torch's.
+    """Reads torch's variables; the agent of torchrun listens at ``MASTER_PORT``."""
+    # RANK and WORLD_SIZE are common names, but with MASTER_ADDR they are torch's.
     if not variables.has("MASTER_ADDR"):
         return Absent("RANK and WORLD_SIZE are set, but not MASTER_ADDR.")
     rank, count = variables.integer("RANK"), variables.integer("WORLD_SIZE")
@@ -122,7 +122,7 @@ def _read_jax(variables: Variables) -> Membership | Absent:
     return variables.worker(rank, count, coordinator)
 
 
-# Slurm numbers steps that no `srun` has started downwards from the end of 32 bits.
+# Slurm gives the largest 32-bit numbers to steps that no `srun` has started.
 # These steps are the script of sbatch and the shell of salloc.
 _FIRST_SPECIAL_STEP = 0xFFFF_FFF0
 
@@ -198,7 +198,7 @@ _PMI_JOB = ("I_MPI_HYDRA_UUID", "PALS_APID", "PMI_JOBID")
 
 
 def _read_pmi(variables: Variables) -> Membership | Absent:
-    """Reads the process management interface: ``mpirun`` of MPICH, Intel MPI, MVAPICH, Cray.
+    """Reads the variables that ``mpirun`` of MPICH, Intel MPI, MVAPICH or Cray sets (PMI).
 
     The variables do not name the machine of rank 0, which matters only with several machines.
     """

@@ -35,7 +35,7 @@ class ClusterSpec:
             or another `ClusterSpec`.
 
     Raises:
-        TypeError: If `cluster` is something else.
+        TypeError: If `cluster` has another form.
     """
 
     def __init__(self, cluster: Any) -> None:
@@ -51,7 +51,7 @@ class ClusterSpec:
 
     @property
     def jobs(self) -> list[str]:
-        """The names of the jobs."""
+        """The names of the jobs, which are types of tasks such as ``"worker"``."""
         return list(self._tasks)
 
     def as_dict(self) -> dict[str, list[str | None]]:

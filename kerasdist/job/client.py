@@ -47,7 +47,7 @@ class Client:
         address: This worker's ``host:port`` for the framework's own connections.
         step: How many steps this worker has begun that need the other workers.
         place: The running call that needs the other workers; empty outside of such a call.
-        entered: How often this worker has entered such a call.
+        entered: How often this worker has entered a call that needs the other workers.
         failure_kind: Why the job ended, such as ``"interrupted"`` for a worker's Ctrl-C, or ``"left
             early"`` for a script that ended before the others'; empty as long as the job goes on.
         report: A function that returns the report on this worker's batches; another thread calls
@@ -73,7 +73,7 @@ class Client:
         self.failure: JobError | None = None
         self._results: dict[tuple[str, int], list[Any]] = {}
         self._saves: Counter[tuple[int, str]] = Counter()  # the number of saves by step and path
-        self._next_place = 0  # how many places, at which workers may meet, were passed
+        self._next_place = 0  # how many possible meeting places this worker has passed
         self._is_asked = False  # whether the coordinator asks for the next place
         self._meeting_place: int | None = None
         self.closed = False
@@ -109,8 +109,8 @@ class Client:
     def meets_here(self, wants: bool) -> bool:
         """Returns whether all workers meet now, at one of the places at which they may meet.
 
-        As long as no worker `wants` to meet, nothing is sent. Otherwise they meet at the first
-        place that no worker has passed yet.
+        As long as no worker `wants` to meet, nothing is sent. Otherwise all workers meet at the
+        first place that no worker has passed yet.
         """
         with self._changed:
             if wants and not self._is_asked:
@@ -156,7 +156,7 @@ class Client:
             raise self.failure
 
     def close(self, error: str | None = None) -> None:
-        """Leaves the job."""
+        """Leaves the job; `error` is the reason, if the worker leaves because of an error."""
         if not self.closed:
             self._send({"type": "bye", "error": error})
             self.closed = True

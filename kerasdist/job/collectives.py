@@ -22,15 +22,15 @@ from kerasdist.errors import JobError
 VARIABLE = "KERASDIST_DEBUG_COLLECTIVES"
 
 STEPS = 50
-"""Workers compare after this many steps, and at the end of epochs, calls and scripts."""
+"""Workers compare collectives after this many steps, and after epochs, calls and scripts."""
 
 # How many of its last collectives a worker reports.
 _REPORTED = 3
 
 ADVICE = (
-    "All workers must issue the same collectives in the same order, so the first that differs is "
-    "under a condition that is not the same on all of them. For each collective, the message shows "
-    "what is sent and how, the function of kerasdist, and the line of your code."
+    "All workers must issue the same collectives in the same order. The first collective that "
+    "differs is under a condition that is not the same on all workers. For each collective, the "
+    "message shows what is sent and how, the function of kerasdist, and the line of your code."
 )
 
 # Parts of the names of files that frameworks generate.
@@ -57,11 +57,11 @@ class CollectiveLog:
     """The collectives that this worker has issued since workers last compared theirs.
 
     Attributes:
-        taken: How many collectives were compared before.
+        taken: How many collectives the workers have already compared.
     """
 
     def __init__(self) -> None:
-        """Starts empty."""
+        """Makes a log without collectives."""
         self._lock = threading.Lock()
         self.taken = 0
         self._entries: list[str] = []

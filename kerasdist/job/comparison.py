@@ -43,7 +43,7 @@ def digest(facts: object) -> str:
 def described_difference(
     everyone: Sequence[object], workers: Sequence[Sequence[int]] | None = None
 ) -> str:
-    """Returns a text about the first difference between workers' facts: which workers have what.
+    """Returns a text about the first difference between workers' facts: who has which value.
 
     With three or more workers, the value that most of them have comes last.
 
@@ -125,8 +125,8 @@ class BatchHistory:
     any time.
 
     Args:
-        count_begun: Returns how many batches steps have ever read, if a step is added when it ends;
-            None if a step is added when it begins.
+        count_begun: A function that returns how many batches all steps so far have read, if a step
+            is added when it ends; None if a step is added when it begins.
     """
 
     def __init__(self, count_begun: Callable[[], int] | None = None) -> None:
@@ -134,7 +134,7 @@ class BatchHistory:
         self._stretch = _Stretch(0, 0)
 
     def add(self, form: Hashable) -> None:
-        """Adds the form of one step."""
+        """Adds the form of the batch of one step."""
         stretch = self._stretch
         if form != stretch.form or not stretch.steps:
             stretch.form = form
@@ -178,9 +178,9 @@ class _Stretch:
 Report = Mapping[str, Any]
 """A worker's report on its batches, as JSON; `check_report` checks its form."""
 
-# A difference ends the job only after this many further steps. If the epoch ends before that, its
-# own comparison raises an error, which a script can handle. Workers that wait for each other in
-# collectives of different programs never come to the epoch's end, so the job must be ended.
+# A difference ends the job only after this many further steps. If the epoch ends before that, the
+# comparison at its end raises an error, which a script can handle. Workers that wait for each other
+# in collectives of different programs never come to the epoch's end, so the job must be ended.
 STEPS_BEYOND = 20
 
 # A worker whose batches change their form more often than this is compared only at the epoch's end.

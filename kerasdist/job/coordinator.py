@@ -59,10 +59,10 @@ class Member:
         heard: The time of the worker's last sign of life.
         step: How many steps the worker has begun.
         place: The running call that needs the other workers; empty outside of such a call.
-        entered: How often the worker has entered such a call.
+        entered: How often the worker has entered a call that needs the other workers.
         moved: The time at which `step`, `place` or `entered` last changed.
         left: Whether the worker has left the job.
-        batches: The worker's batches since the last comparison; None if it does not report them.
+        batches: The worker's batches since the last comparison; None if it reports no batches.
         collectives: The last collectives that the worker has recorded.
     """
 
@@ -94,7 +94,7 @@ class Meeting:
         since: The time at which the first worker came.
         wanted: Which values the workers get (`kerasdist.job.protocol`).
         sent: The JSON text of the value that each worker sent.
-        texts: Each different text once.
+        texts: Each different JSON text once.
         size: The total length of these texts.
     """
 
@@ -111,7 +111,7 @@ class Meeting:
         return dict.fromkeys(self.sent, f"at {self.label!r}")
 
     def add(self, rank: int, value: object) -> None:
-        """Adds the value of a worker."""
+        """Adds the value that a worker has sent to the exchange."""
         text = json.dumps(value)
         if text not in self.texts:
             self.size += len(text)
@@ -176,7 +176,7 @@ class Coordinator:
         # By step and path: the outcomes of the files that the chief has written.
         self._written: dict[int, dict[str, list[Facts]]] = {}
         self._waiting: list[Save] = []
-        # the workers' answers, while the coordinator asks
+        # the workers' answers by rank, while the coordinator asks for their next places
         self._next_places: dict[int, int] | None = None
         self._failed = False
         self._left = 0
@@ -234,7 +234,7 @@ class Coordinator:
             writer.close()
 
     def _admitted(self, hello: Any, writer: asyncio.StreamWriter) -> Member | None:
-        """Returns the worker that a new connection belongs to, or None if it is refused."""
+        """Returns the worker that a new connection belongs to; None if the worker is refused."""
         rank = hello["rank"]
         name = f"worker {rank} (process {hello['pid']} on {hello['host']})"
         if not isinstance(hello.get("given"), str | None):
@@ -248,7 +248,7 @@ class Coordinator:
             )
         elif rank in self._members:
             there = self._members[rank].name
-            why = f"there is one already: {there}. Each worker needs a rank of its own"
+            why = f"its rank is taken by {there}. Each worker needs a rank of its own"
         if why is not None:
             writer.write(_refusal(f"{name} was refused: {why}"))
             return None
@@ -407,7 +407,7 @@ class Coordinator:
             self._fail_lost(
                 min(leaving.sent),
                 f"it came to the end of its script, but {named_places(places)}. If no error ended "
-                "it, the workers differ: all of them must run the same script with the same number "
+                "the script, the workers differ: all must run the same script with the same number "
                 "of batches",
                 kind="left early",
             )
@@ -458,7 +458,7 @@ class Coordinator:
                 "lost",
                 f"worker {CHIEF} did not save {save.path!r} within {limit:g} s, "
                 f"for which worker {save.rank} waited ({named_places(self._doing([CHIEF]))}). "
-                "Raise KERASDIST_MEETING_TIMEOUT if it needs so long",
+                "Raise KERASDIST_MEETING_TIMEOUT if the save needs so long",
             )
 
     def _check_progress(self, now: float) -> None:

@@ -52,7 +52,7 @@ class Credentials:
 
 
 def credentials(environ: Mapping[str, str] = os.environ) -> Credentials:
-    """Reads the job's secret and name."""
+    """Reads the job's secret and name from environment variables and the secret's file."""
     secret = environ.get(SECRET, "").strip().encode()
     path = environ.get(SECRET_FILE)
     if not secret and path:
@@ -114,7 +114,7 @@ def answer(asked: object, mine: Credentials) -> Message:
             f"{protocol.VERSION} here, {asked.get('protocol')!r} on the chief. Install one version."
         )
     if asked["job"] != mine.job_id:
-        raise ConnectionError(f"the chief of job {asked['job']!r} answers, not of {mine.job_id!r}")
+        raise ConnectionError(f"the chief is of job {asked['job']!r}, not of job {mine.job_id!r}")
     if asked["secret"] != (mine.secret is not None):
         with_, without = ("chief", "worker") if asked["secret"] else ("worker", "chief")
         raise JobError(
@@ -139,7 +139,7 @@ def reply(asked: Message, answered: object, mine: Credentials) -> Message:
 
 
 def check_proof(asked: Message, answered: Message, proof: object, mine: Credentials) -> None:
-    """Checks, on the worker, the chief's reply."""
+    """Checks on a worker that the chief's reply proves that the chief knows the secret."""
     if isinstance(proof, dict) and proof.get("type") == "refused":
         raise JobError(f"the chief refused this worker: {proof.get('why')}")
     proof = _checked(proof, "proof", {"digest": str})
@@ -187,7 +187,7 @@ def _checked(message: object, kind: str, fields: dict[str, type]) -> Message:
     return message
 
 
-# The most connections without a proof; for a further one, the oldest is closed.
+# The most connections without a proof; a further connection closes the oldest of them.
 _MOST_STRANGERS = 64
 
 _REPORTED_AT_ONCE = 5
@@ -196,7 +196,7 @@ _SECONDS_BETWEEN_REPORTS = 10.0
 
 @final
 class Gate:
-    """Admits peers that know the secret of the job."""
+    """Admits only peers that know the secret of the job, and reports the peers that it refuses."""
 
     def __init__(self, credentials: Credentials, workers: int, who: str) -> None:
         self._credentials = credentials

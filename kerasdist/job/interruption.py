@@ -98,7 +98,7 @@ def interrupt_behind(error: BaseException) -> KeyboardInterrupt | None:
 
 
 def described(interrupt: KeyboardInterrupt, error: BaseException) -> str:
-    """Returns one line about an interrupt."""
+    """Returns one line about an interrupt: where it came, and the error that followed from it."""
     said = "interrupted (Ctrl-C)"
     # An interrupt that a framework turns into another error does not pass through user code.
     traces = (traceback.extract_tb(one.__traceback__) for one in (interrupt, error))
@@ -175,7 +175,8 @@ class ExitCode(IntEnum):
     """Exit codes that have a special meaning.
 
     Attributes:
-        LOST_WORKER: The worker ended because another worker was lost, which the launcher looks for.
+        LOST_WORKER: The worker ended because another worker was lost. The launcher looks for that
+            other worker as the cause.
         PREEMPTED: The worker was told to stop, and has saved a backup. This is not a failure, and
             the launcher does not restart the job; the scheduler that took the machine restarts it.
     """

@@ -120,7 +120,7 @@ class Job:
         on its machine is not larger than the first worker's number.
 
         Raises:
-            ClusterError: If a machine has more workers than another one.
+            ClusterError: If a machine has more workers than another machine.
         """
         own = [platform.node(), self.membership.local_rank]
         sizes = self.choose("machines of workers", own, sizes_of_hosts)
@@ -142,9 +142,9 @@ class Job:
     def all_gather_object(self, label: str, value: object) -> list[Any]:
         """Returns the values of all workers, by rank.
 
-        All workers must call it with the same label and in the same order. Equal values are sent
-        only once. If values differ, the data for each worker grow with the number of workers;
-        `compare_objects`, `gather_object` and `broadcast_object` send less.
+        All workers must call this method, with the same label and in the same order. Equal values
+        are sent only once. If values differ, the data for each worker grow with the number of
+        workers; `compare_objects`, `gather_object` and `broadcast_object` send less.
         """
         return self._meet(label, value)
 
@@ -160,10 +160,10 @@ class Job:
         return len(set(self.compare_objects(label, value))) == 1
 
     def first_difference(self, label: str, own: Sequence[str]) -> int | None:
-        """Returns the first index at which workers' sequences differ, None if none does.
+        """Returns the first index at which workers' sequences differ; None if they are equal.
 
-        All workers must call it. They send a digest. If the digests differ, the chief sends a
-        checksum of each member, and each worker sends where it differs from the chief.
+        All workers must call this method. They send a digest. If the digests differ, the chief
+        sends a checksum of each member, and each worker sends where it differs from the chief.
         """
         sums = [zlib.crc32(one.encode()) for one in own]
         if self.all_have_one(label, comparison.digest(sums)):
@@ -180,9 +180,9 @@ class Job:
         return self._meet(label, value, protocol.FOR_CHIEF)
 
     def choose(self, label: str, value: Any, choose: Callable[[list[Any]], Any]) -> Any:
-        """Returns the result that the chief computes from values; all workers must call it.
+        """Returns the result that the chief computes from the values of all workers.
 
-        Only the chief gets all values.
+        All workers must call this method. Only the chief gets all values.
         """
         everyone = self.gather_object(label, value)
         own = choose(everyone) if self.is_chief else None
@@ -194,7 +194,7 @@ class Job:
         return self._meet(label, own)[0]
 
     def meets_here(self, wants: bool) -> bool:
-        """Returns whether all workers meet here, because one of them has asked for it.
+        """Returns whether all workers meet here, because a worker has asked to meet.
 
         All workers must call this method equally often. No worker waits unless a worker `wants` to
         meet. Then all workers meet at the next call of the worker that is furthest ahead.
@@ -277,7 +277,7 @@ class Job:
 
     def check(self) -> None:
         """Raises the error that ended the job, if it has ended."""
-        self._failing_exit = None  # the script has caught this exit
+        self._failing_exit = None  # the script has caught the exit, because it goes on
         if self._client.failure is not None:
             self._monitor.disarm()
             raise self._client.failure
@@ -391,7 +391,7 @@ _ALONE = nullcontext()
 
 
 def join_job(membership: Membership, facts: Facts) -> tuple[Job, bool]:
-    """Returns the job of this process, and whether it was joined by this call.
+    """Returns the job of this process, and whether this call has joined the job.
 
     All workers must call it. A second strategy gets the job that the first one has joined.
     """
@@ -408,7 +408,7 @@ def join_job(membership: Membership, facts: Facts) -> tuple[Job, bool]:
 
 
 def current_job() -> Job | None:
-    """Returns the job of this process, None if it has no other workers."""
+    """Returns the job of this process; None if the process is the only worker."""
     return _current[0] if _current else None
 
 

@@ -52,7 +52,7 @@ def channel() -> Channel | None:
 
 
 JOINED_FILE = "KERASDIST_JOINED_FILE"
-"""The path of a file that a worker makes; `kerasdist.cli.launch.supervisor` sets it."""
+"""The path of the file that a worker makes when it joins; the worker's supervisor sets it."""
 
 
 def tell_launcher() -> None:
@@ -156,6 +156,6 @@ def parsed(text: str, folder: Path) -> ProfiledSteps:
 
 
 def wanted(environ: Mapping[str, str] = os.environ) -> ProfiledSteps | None:
-    """Returns the steps that this worker shall profile, None if it shall profile none."""
+    """Returns the steps that this worker shall profile; None if there are none."""
     text = environ.get(PROFILED)
     return parsed(text, Path(environ.get(PROFILE_FOLDER, "."))) if text else None

@@ -137,7 +137,7 @@ class HeldPort:
         return self._socket.detach()
 
     def release(self) -> None:
-        """Frees the port."""
+        """Ends the hold on the port; a framework's server that has taken the port keeps it."""
         self._socket.close()
 
 
@@ -171,7 +171,7 @@ def misleads(others: Sequence[str]) -> str | None:
     others cannot reach.
 
     Args:
-        others: The addresses of other workers. One that is on another machine is enough.
+        others: The addresses of other workers; one address on another machine is enough.
     """
     if not _resolves_to_loopback(socket.gethostname()):
         return None
@@ -219,10 +219,10 @@ def _way_to(host: str) -> str | None:
 
 @contextlib.contextmanager
 def waiting_their_turn() -> Iterator[None]:
-    """Threads that are started in this block do not preempt other threads when they wake up.
+    """Lets the threads that are started in this block wake up without preempting other threads.
 
     Gloo, with which PyTorch and JAX sum on CPUs, has a thread that distributes the data that arrive
-    from other workers. This thread needs the lock of a connection for that. If the lock is taken,
+    from other workers. This thread needs the lock of each connection. If the lock is taken,
     the thread asks the kernel again which data have arrived, gets the same answer at once, and so
     on (``Pair::handleEvents`` in gloo/transport/tcp/pair.cc only tries the lock). On a busy machine
     the lock is often held by a thread that is not running: while it was sending on this connection,

@@ -71,8 +71,8 @@ class Monitor:
     def end(self, failure: JobError) -> None:
         """Ends this process, whose script has ended and which only waits for the other workers.
 
-        If another worker's script has ended too early, this method only prints that, and lets this
-        script end with its own exit code.
+        If another worker's script has ended too early, this method only prints that error, and lets
+        this script end with its own exit code.
         """
         if self._client.failure_kind == "left early":
             sys.stderr.write(f"{failure}\n")
@@ -82,7 +82,7 @@ class Monitor:
         self._end_with(failure, f"{failure}\n")
 
     def fail(self, why: str | None, code: int) -> None:
-        """Tells the other workers why this worker ends, if they do not know, and lets it end."""
+        """Tells the other workers why this worker ends (None: they know), and lets it end."""
         self.disarm()
         self._leave_job(why, code)
 

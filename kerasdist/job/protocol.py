@@ -44,7 +44,7 @@ class MalformedError(ConnectionError):
 
 
 def packed(message: object) -> bytes:
-    """Returns the bytes of a message."""
+    """Returns the bytes of a message: its length, and its JSON."""
     body = json.dumps(message, separators=(",", ":")).encode()
     if len(body) > FRAME_BYTES:
         raise ValueError(

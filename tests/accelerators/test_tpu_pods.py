@@ -119,7 +119,7 @@ def test_attributes_of_another_form_are_an_error(tpus, metadata):
 
 def test_a_vm_of_one_host_or_outside_of_a_slice_is_a_job_of_one(tpus, metadata):
     tpus()
-    assert "do not tell of a TPU slice" in absent(metadata({}))
+    assert "do not describe a TPU slice" in absent(metadata({}))
     one = {"agent-worker-number": "0", "worker-network-endpoints": "10.0.0.1"}
     assert "one host" in absent(metadata(one))
 

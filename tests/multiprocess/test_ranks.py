@@ -34,7 +34,7 @@ def test_the_others_run_the_same_script_with_the_same_arguments(tmp_path, comman
     told = "told {} ['tell', 'a b', '-x'] __main__"
     assert code == 0, err
     assert sorted(out.splitlines()) == [f"[worker 1/2] {told.format(1)}", told.format(0)]
-    assert "2 processes, one a device: cpu:0, cpu:0. This one is worker 0" in err
+    assert "2 processes, one a device: cpu:0, cpu:0. This process is worker 0" in err
 
 
 def test_a_relative_script_that_has_changed_its_folder(tmp_path):

@@ -70,7 +70,7 @@ class Row:
 
     @property
     def replicas(self) -> int:
-        """How many replicas there were."""
+        """How many replicas all workers had together."""
         return self.measured["replicas"]
 
     @property
@@ -150,9 +150,9 @@ def bench(
 ) -> None:
     """Measure how training scales on this machine, or on --hosts.
 
-    The script, or a model of kerasdist's own, is trained by 1, 2, ... workers. Shown are its
-    throughput and the bandwidth between the replicas, relative to what the links allow. A script is
-    not changed; the longest of its calls of fit is measured.
+    The script, or a model of kerasdist's own, is trained by 1, 2, ... workers. The command shows
+    the throughput of training, and the bandwidth between the replicas relative to what the links
+    allow. The script is not changed; the longest of its calls of fit is measured.
     """
     if plot is not None:
         require_matplotlib()
@@ -220,14 +220,14 @@ def _measure(spec: JobSpec, backend: str, count: int, seconds: float) -> Row:
 def _first_gpus(count: int) -> dict[str, str]:
     """Returns the variable that shows only `count` GPUs to the workers of a machine.
 
-    So each worker gets one GPU; otherwise fewer workers would have several GPUs each.
+    So each worker gets one GPU; otherwise fewer workers than GPUs would have several GPUs each.
     """
     variable, names = gpus.offered(os.environ)
     return {variable: ",".join(names[:count])} if 0 < count < len(names) else {}
 
 
 def reference(*, is_one_machine: bool) -> Reference | None:
-    """Returns the rate of the links between GPUs, from NVML and the chips' table, or None.
+    """Returns the rate of the links between GPUs, from NVML and the table of chips; or None.
 
     Args:
         is_one_machine: Whether all workers are on this machine.
@@ -298,8 +298,8 @@ def _notes(scaling: Scaling) -> list[str]:
         )
     if len(batches) > 1 and len(set(batches)) == 1:
         notes.append(
-            "The global batch is the same for all, so that each replica has less to do: strong "
-            "scaling. Multiply it by strategy.num_replicas_in_sync for weak scaling."
+            "The global batch is the same in all rows, so each replica has less to do: strong "
+            "scaling. For weak scaling, multiply the batch by strategy.num_replicas_in_sync."
         )
     if rows and rows[0].measured["device"].startswith("cpu"):
         notes.append("Each worker has the same number of cores in all rows of the table.")

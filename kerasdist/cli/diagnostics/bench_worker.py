@@ -1,4 +1,4 @@
-"""The program of the workers of ``kerasdist bench``: its own model, or a command on some cores.
+"""A worker of ``kerasdist bench``: trains its own model, or runs a command on some cores.
 
     python -m kerasdist.cli.diagnostics.bench_worker [CORES COMMAND...]
 

@@ -59,7 +59,7 @@ def everyone(strategy: Strategy, label: str, value: object) -> list[Any]:
 
 
 def devices(strategy: Strategy, seconds: float) -> Finding:
-    """Checks which devices of which hosts take part."""
+    """Returns a finding that lists the devices and hosts that take part."""
     own = f"{platform.node()}: {', '.join(strategy.extended.worker_devices)}"
     workers = everyone(strategy, "devices", own)
     count = strategy.num_replicas_in_sync
@@ -90,7 +90,7 @@ def collectives(strategy: Strategy) -> list[Finding]:
 
 
 def _run(strategy: Strategy, call: Any, shape: tuple[int, ...], first: int) -> list[Array]:
-    """Calls a collective with an array of each replica's number, counted from `first`."""
+    """Calls a collective with arrays that hold each replica's number, counted from `first`."""
 
     def replica(x: Any) -> Any:
         here = get_replica_context()

@@ -46,7 +46,7 @@ class AgentError(Exception):
 
 @final
 class Agent:
-    """A process that examines a host, from that host.
+    """A process that runs on a host and examines that host.
 
     Attributes:
         name: The name of the host for ssh and for the other hosts.
@@ -94,7 +94,7 @@ class Agent:
         return json.loads(line)
 
     def close(self) -> None:
-        """Ends the agent; on another host, it ends with the ssh process."""
+        """Ends the agent; on another host, the agent ends with the ssh process."""
         self._process.kill()
         with contextlib.suppress(BrokenPipeError), self._said, self._process:
             pass  # unsent input is dropped
@@ -112,7 +112,7 @@ def look(hosts: Sequence[str]) -> list[Finding]:
     """Returns findings about each host, and about the connections between them.
 
     Raises:
-        ClusterError: If the text of the hosts has another form.
+        ClusterError: If the text of the hosts does not have the form of ``--hosts``.
         OSError: If ssh is not installed.
     """
     names = dict.fromkeys(slot.host for slot in place(None, hosts))
@@ -167,7 +167,7 @@ def of_versions(facts: Mapping[str, Mapping[str, str]]) -> Finding:
         for package in packages
         if len({versions.get(package) for versions in facts.values()}) > 1
     ]
-    said = "Workers refuse to train together. Install the same on all hosts." if differing else ""
+    said = "Workers refuse to train together. Install the same versions." if differing else ""
     found = "; ".join(differing) or f"the same {len(packages)} on {len(facts)} hosts"
     return judge("versions", found, "Workers can train together.", problem=said, where="all hosts")
 
@@ -274,7 +274,7 @@ def doctor(*, hosts: Hosts = None, as_json: AsJson = False) -> None:
 
 
 def _shortened(found: Sequence[Finding]) -> list[Finding]:
-    """Joins the findings of a host that are no problems into one line."""
+    """Joins a host's findings that are ``ok`` into one line, if there are more than three."""
     shown: list[Finding] = []
     for where in dict.fromkeys(one.where for one in found):
         here = [one for one in found if one.where == where]

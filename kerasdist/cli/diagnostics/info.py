@@ -44,8 +44,10 @@ class SourceFacts:
 
     Attributes:
         name: The name of the source.
-        verdict: ``"believed"``, ``"agrees"``, ``"contradicts"``, ``"wrong"``, ``"absent"``, or
-            ``"outer"``, which means that the source describes the task in which a launcher runs.
+        verdict: ``"believed"`` for the source that counts; ``"agrees"`` for a source that describes
+            the same place; ``"contradicts"`` if the sources contradict each other; ``"wrong"`` if
+            the variables have an error; ``"absent"`` without a cluster; or ``"outer"``, which means
+            that the source describes the task in which a launcher runs.
         reason: Why the source has this verdict.
         variables: The environment variables of the source that are set.
     """
@@ -88,12 +90,12 @@ class Facts:
         sources: What each source says, in the order in which the sources are asked.
         backend: The backend that Keras will choose.
         backend_reason: Where the choice of the backend comes from.
-        backend_problem: Why the backend cannot be used here; None if it can.
+        backend_problem: Why the backend cannot be used here; None if it can be used.
         devices: The environment variables that are set and choose devices.
         gpus: The GPUs that this process sees.
         gpu_problem: Why NVIDIA's driver does not work; None if it works or is not installed.
         strategy: The strategy that `kerasdist.auto` would return.
-        versions: The versions of the packages, by name; None for one that is not installed.
+        versions: The versions of the packages, by name; None for a package that is not installed.
     """
 
     membership: Membership | None
@@ -121,7 +123,7 @@ def info(*, as_json: AsJson = False) -> None:
 
 
 def gather(environ: Mapping[str, str] = os.environ) -> Facts:
-    """Collects all facts."""
+    """Collects what a script would find in these environment variables and on this machine."""
     found = detection.findings(environ)
     error, believed, resolver = None, None, None
     try:

@@ -43,7 +43,7 @@ def has_accelerator() -> bool:
 
 
 def cpu_variables(hosts: str | None, devices_per_worker: int | None = None) -> dict[str, str]:
-    """Returns variables that make workers compute on CPUs; none if they may use accelerators."""
+    """Returns variables that make workers compute on CPUs; empty if they may use accelerators."""
     if devices_per_worker is None and (hosts or has_accelerator()):
         return {}
     return {gpus.CUDA: "-1", "JAX_PLATFORMS": "cpu"}

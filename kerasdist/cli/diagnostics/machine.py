@@ -135,7 +135,7 @@ def tell_internals() -> None:
 
 
 def of_internals(backend: str, used: Sequence[Internal]) -> Iterator[Finding]:
-    """Yields a finding for each missing internal, or one finding that none is missing."""
+    """Yields a finding for each missing private function, or one finding if none is missing."""
     gone = [one for one in used if one.is_gone()]
     for one in gone:
         found = f"{one.package} {framework_version(one.package)} has no {next(iter(one.spellings))}"
@@ -164,7 +164,7 @@ def _backend() -> Iterator[Finding]:
 
 
 def _is_built_for_cpus(backend: str) -> bool:
-    """Returns whether a framework's package is one for CPUs alone; JAX's packages do not say so."""
+    """Returns whether a framework's package is for CPUs alone; JAX's packages do not show that."""
     if backend == "torch":
         return (version_of("torch") or "").endswith("+cpu")
     has_both = version_of("tensorflow-cpu") and version_of("tensorflow")
@@ -245,7 +245,7 @@ def _disks() -> Iterator[Finding]:
     for check, folder in (("disk", Path.cwd()), ("temporary disk", Path(tempfile.gettempdir()))):
         free = shutil.disk_usage(folder).free
         full = "Checkpoints and logs cannot be written. Make room." if free < _FULL_DISK else ""
-        few = "A few checkpoints of a large model fill it." if free < _LEAST_DISK else ""
+        few = "A few checkpoints of a large model fill this disk." if free < _LEAST_DISK else ""
         found, ok = f"{size(free)} free in {folder}", "Checkpoints and logs have room."
         yield judge(check, found, ok, warning=few, problem=full)
 
@@ -255,8 +255,8 @@ def _shared_memory() -> Iterator[Finding]:
         return
     free = shutil.disk_usage(_SHM).free
     said = (
-        "If it is full, NCCL, and PyTorch's data loaders with worker processes, end with a bus "
-        "error. Start a container with --shm-size=8g or --ipc=host; give a pod an emptyDir of "
+        "If /dev/shm is full, NCCL, and PyTorch's data loaders with worker processes, end with a "
+        "bus error. Start a container with --shm-size=8g or --ipc=host; give a pod an emptyDir of "
         "medium Memory on /dev/shm."
     )
     ok = "NCCL and data loaders have room."
@@ -265,7 +265,7 @@ def _shared_memory() -> Iterator[Finding]:
 
 
 def _files() -> Iterator[Finding]:
-    """Checks the limit of open files."""
+    """Checks the limit of open files, which connections and data loaders may reach."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     is_free = soft == resource.RLIM_INFINITY
     can = "" if hard == resource.RLIM_INFINITY else f" (at most {hard})"
@@ -289,8 +289,8 @@ def _locked_memory() -> Iterator[Finding]:
         limit, said = "without limit", ""
     else:
         limit = f"up to {size(soft)}"
-        said = "NCCL cannot use it: allow memlock unlimited (ulimit -l, --ulimit memlock=-1)."
-    found, ok = f"{names}, locked memory {limit}", "NCCL can use it without copies."
+        said = "NCCL cannot use the card: allow memlock unlimited (ulimit -l, --ulimit memlock=-1)."
+    found, ok = f"{names}, locked memory {limit}", "NCCL can use the card without copies."
     yield judge("InfiniBand", found, ok, warning=said)
 
 
@@ -312,7 +312,7 @@ def look_at_gpus() -> Iterator[Finding]:
     found, warning = f"{len(seen)} x {kinds[0]}", ""
     if len(kinds) > 1:
         found, warning = ", ".join(kinds), said
-    yield judge("devices", found, "One replica on each.", warning=warning)
+    yield judge("devices", found, "One replica runs on each.", warning=warning)
     if seen[0].maker == "NVIDIA":
         with gpus.opened_nvml() as nvml:
             yield _driver(nvml)
@@ -337,10 +337,10 @@ def _memory(nvml: object) -> Finding:
         if memory is not None and memory.used > _BUSY * memory.total:
             busy.append(f"GPU {index}: {size(memory.used)} of {size(memory.total)} are used")
     said = (
-        "Another process uses it, so a job may run out of memory, and may be slow. End that "
+        "Another process uses this memory, so a job may run out of it, and may be slow. End that "
         "process (nvidia-smi shows it), or leave the GPU out by CUDA_VISIBLE_DEVICES."
     )
-    found, ok = "; ".join(busy) or "free on all GPUs", "No other process uses them."
+    found, ok = "; ".join(busy) or "free on all GPUs", "No other process uses the GPUs."
     return judge("GPU memory", found, ok, warning=said if busy else "")
 
 

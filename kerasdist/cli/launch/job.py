@@ -57,7 +57,7 @@ as long as `kerasdist.job.monitor` allows.
 """
 
 KILL_SECONDS = 3.0
-"""A supervisor has this long to end its worker by SIGKILL, before it is itself ended."""
+"""A supervisor has this long to end its worker by SIGKILL, before the supervisor is ended too."""
 
 OUTPUT_SECONDS = 2.0
 """The launcher waits this long for the rest of the output of workers that have ended."""
@@ -76,8 +76,8 @@ class Attempt:
         events: The queue of the workers' events.
         stop_seconds: How long workers have from SIGTERM to SIGKILL.
         number: The number of earlier attempts.
-        chief_leads: Whether rank 0 has started the other workers. They are ended when rank 0 ends.
-            A signal is then only passed on, because a worker's script may handle it and go on.
+        chief_leads: Whether rank 0 has started the other workers. If so, they are ended when rank 0
+            ends, and a signal is only passed on, because a script may handle the signal and go on.
     """
 
     to_begin: Iterable[Held]
@@ -142,7 +142,8 @@ class Attempt:
         of_leader = self.chief_leads and worker.rank == 0
         if self._stopping or (code == 0 and not of_leader):
             return
-        # The other workers also end, or also save a backup, or report which worker was lost.
+        # After these exit codes, the other workers get time to end too, to save a backup, or to
+        # report which worker was lost.
         slow = {0: self.stop_seconds, ExitCode.PREEMPTED: self.stop_seconds}
         slow[ExitCode.LOST_WORKER] = LOST_SECONDS
         self._stop_at = min(self._stop_at, time.monotonic() + slow.get(code, SETTLE_SECONDS))
@@ -165,7 +166,7 @@ class Attempt:
         return self._kill_at != math.inf or self._abandon_at != math.inf
 
     def _act(self) -> None:
-        """Sends the signals whose time has come."""
+        """Sends SIGTERM or SIGKILL to workers, or ends their supervisors, if the time has come."""
         now = time.monotonic()
         if now >= self._stop_at:
             self._stop(signal.SIGTERM)
@@ -224,7 +225,7 @@ class Launcher:
         if spec.join_port is not None:
             if spec.min_workers is None:
                 raise ClusterError(
-                    "Expected a range of workers, where machines may join. Received: workers="
+                    "Expected a range of workers, because machines may join. Received: workers="
                     f"{spec.workers!r}. Write for example --workers 2:8."
                 )
             secret = credentials(spec.variables).secret
@@ -317,7 +318,7 @@ class Launcher:
                 yield Worker(begun, self._screen, self._events)
 
     def _hear(self, attempt: int, rank: int, line: bytes) -> None:
-        """Handles a worker's report."""
+        """Passes a worker's report on to the board, the elastic slots and the warm processes."""
         said = live.report_in(line)
         self._board.heard(rank, said)
         if self._elastic is not None and "backup" in said:

@@ -28,21 +28,21 @@ State = dict[str, Any]
 STATUS_FILE = "status.json"
 
 SLOW = 1.1
-"""A worker is marked if its step takes this many times as long as those of the others."""
+"""A worker is marked if its step takes this many times as long as the others' steps."""
 
 SILENT_SECONDS = 60.0
 """A worker is marked if it has given no sign of life for this many seconds."""
 
 _SECONDS_BETWEEN_FILES = 1.0
 _DRAWN_A_SECOND = 4
-_BESIDE_WORKERS = 6  # lines of the terminal that are not for workers
+_BESIDE_WORKERS = 6  # lines of the terminal that do not show workers
 
 
 @final
 class Board:
     """The state of a job's workers: their progress, and when each last gave a sign of life.
 
-    Several threads write and read it.
+    Several threads write and read the state.
     """
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class Board:
         self._workers: list[State] = []
 
     def begin_attempt(self, number: int, slots: Sequence[Slot]) -> None:
-        """Forgets the workers of the last attempt."""
+        """Replaces the workers of the last attempt with the workers of this attempt."""
         with self._lock:
             self._attempt = number
             self._workers = [
@@ -61,7 +61,7 @@ class Board:
             ]
 
     def heard(self, rank: int, report: State) -> None:
-        """Handles a worker's report."""
+        """Adds a worker's report, such as its step and loss, to the state."""
         with self._lock:
             if self._workers[rank]["phase"] == "ended":  # the report came late
                 report["phase"] = "ended"
@@ -73,7 +73,7 @@ class Board:
             self._workers[rank] |= {"phase": "ended", "exit_code": exit_code}
 
     def state(self) -> State:
-        """Returns the state of the job."""
+        """Returns the state of the job, in the form of the file ``status.json``."""
         with self._lock:
             workers = [dict(one) for one in self._workers]
             attempt = self._attempt
@@ -143,7 +143,7 @@ def shown(board: Board) -> Generator[None]:
 
     Meanwhile, what is written to a terminal by `sys.stdout` and `sys.stderr` goes above the view.
     """
-    # Such a console also draws if standard output is no terminal.
+    # With `force_terminal` the console also draws if standard output is no terminal.
     console = Console(file=sys.stdout, force_terminal=True, soft_wrap=True)
 
     def drawn() -> RenderableType:

@@ -58,14 +58,14 @@ def place(workers: int | Literal["gpu"] | None, hosts: Sequence[str] = ()) -> tu
     """Places workers on hosts, and fills each host before the next.
 
     Args:
-        workers: The number of workers; None for one per slot; ``"gpu"`` for the same, if each
-            host's number of slots is given.
+        workers: The number of workers; None or ``"gpu"`` for one per slot. With
+            ``"gpu"`` each host's number of slots must be given.
         hosts: The hosts; empty for this machine.
     """
     if isinstance(workers, int) and workers < 1:
         raise ClusterError(f"Expected one worker at least. Received: workers={workers}.")
     if not hosts:
-        assert workers != GPU  # GPUs have been counted before
+        assert workers != GPU  # `counted` has already replaced "gpu" by a number
         count = workers or 1
         return tuple(Slot(None, rank, rank, count) for rank in range(count))
     listed = [_parsed(entry) for text in hosts for entry in addresses.expand(text, "hosts")]
@@ -128,7 +128,7 @@ def host_of_chief(slots: Sequence[Slot]) -> str:
     if all(slot.host is None for slot in slots):
         return _LOOPBACK
     reached = [slot.connection.getsockname()[0] for slot in slots if slot.connection is not None]
-    # Other pods cannot resolve a pod's name, but one that joined has reached this address.
+    # Other pods cannot resolve this pod's name, but a pod that joined has reached this address.
     return next((one for one in reached if not is_loopback(one)), socket.gethostname())
 
 

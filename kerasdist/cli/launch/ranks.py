@@ -1,8 +1,8 @@
 """Starts the other workers of a script from the script itself, which becomes their rank 0.
 
 A thread of rank 0 does the work of `kerasdist.cli.launch.job` here: when one worker fails, the
-other workers end, and so does rank 0, with the message and the exit code of ``kerasdist run``. The
-workers' supervisors hold a pipe from rank 0, so that no worker outlives it.
+thread ends the other workers and rank 0, with the message and the exit code of ``kerasdist run``.
+The workers' supervisors hold a pipe from rank 0, so that no worker outlives rank 0.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Ranks:
         self._others: list[Worker] = []
         self._screen.say(
             f"MirroredStrategy: {len(devices)} processes, one a device: {', '.join(devices)}. This "
-            "one is worker 0"
+            "process is worker 0"
         )
         slots = place(len(devices), ())
         try:
@@ -70,7 +70,7 @@ class Ranks:
         atexit.register(self._at_exit)
 
     def pass_on_interrupts(self) -> None:
-        """Passes on Ctrl-C, which a terminal sends only to this process, to the other workers."""
+        """Passes Ctrl-C, which a terminal sends only to this process, on to the other workers."""
         handler = signal.getsignal(signal.SIGINT)
         if threading.current_thread() is not threading.main_thread() or not callable(handler):
             return
@@ -82,7 +82,7 @@ class Ranks:
         signal.signal(signal.SIGINT, handle)
 
     def finish(self, code: int) -> int:
-        """Waits until the others have ended, and returns the exit code of the job.
+        """Waits until the other workers have ended, and returns the exit code of the job.
 
         Args:
             code: The exit code of this process.

@@ -24,7 +24,7 @@ from kerasdist.job.launcher import MEMORY
 
 
 def of_attempt(result: AttemptResult, spec: JobSpec, number: int) -> str:
-    """Returns the message after an attempt; after a success "", unless no worker joined the job."""
+    """Returns the message after an attempt: "" after a success, unless no worker joined the job."""
     total = len(result.endings)
     lines: list[str] = []
     why_killed = (
@@ -53,7 +53,7 @@ def of_attempt(result: AttemptResult, spec: JobSpec, number: int) -> str:
     killed = [each.rank for each in result.endings if each.killed]
     lines += [f"worker {rank}/{total} {why_killed}, and was killed" for rank in killed[:NAMED]]
     if len(killed) > NAMED:
-        lines.append(f"so were {len(killed) - NAMED} others")
+        lines.append(f"{len(killed) - NAMED} other workers were killed too")
     if result.ran_separately and not kerasdist_variables.is_independent(spec.variables):
         lines.append(
             f"warning: {total} workers ran, and none joined the job: if the script trains, each "
@@ -81,7 +81,7 @@ def of_start(spec: JobSpec, slots: Sequence[Slot]) -> str:
     if slots[0].host is None:
         said += _of_idle_gpus(spec, sizes[None])
     if backend.name not in KNOWN or backend.problem is None or spec.hosts:
-        return said  # the machine of the workers may have the backend
+        return said  # another machine, on which the workers run, may have the backend
     return f"{said}\nwarning: {backend.problem}"
 
 

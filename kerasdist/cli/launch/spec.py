@@ -32,17 +32,17 @@ class JobSpec:
         spec = JobSpec(command=python_command("train.py"), workers=4, max_restarts=2)
 
     Attributes:
-        command: The command that every worker runs; `python_command` returns one.
+        command: The command that every worker runs; `python_command` returns such a command.
         workers: The number of workers. ``"gpu"`` means one per GPU of this machine, or one per slot
             if there are hosts. None means one per slot of the hosts; without hosts it means one per
             GPU on PyTorch, and a single worker on other backends.
         min_workers: The job continues while at least this many workers are left; None means all.
         devices_per_worker: How many CPU devices a worker prepares; None lets its script decide.
         max_restarts: How often the whole job may be restarted after a failure.
-        hosts: ``host`` or ``host:slots``, or lists of hosts in Slurm's notation. None means this
+        hosts: ``host`` or ``host:slots``, or lists of hosts in Slurm's notation. Empty means this
             machine.
         logs: A folder with one file per attempt and worker, and one file with the last state of all
-            workers. None: the output of this process is used.
+            workers. None: this process prints the workers' lines.
         live: Whether this process's terminal shows all workers in a table that is kept up to date.
         profile: The steps that every worker profiles; None for no profile.
         stop_seconds: How long workers have from SIGTERM to SIGKILL.
@@ -80,7 +80,7 @@ class WorkerExit:
     Attributes:
         rank: The worker's number.
         exit_code: The worker's exit code; 128 + n if signal n ended the worker.
-        seconds: How long it ran.
+        seconds: How long the worker ran.
         stopped: Whether the launcher had told the worker to stop.
         killed: Whether the launcher had to kill the worker by SIGKILL.
         joined: Whether the worker joined the job, which a strategy of several workers does.
@@ -115,7 +115,7 @@ class AttemptResult:
 
     Attributes:
         endings: How each worker has ended, by rank.
-        signal: The signal that stopped the launcher, if one did.
+        signal: The signal by which the launcher was told to stop; None if there was none.
         stopped_twice: Whether a second signal came, so that the workers were killed at once.
         makes_room: Whether the attempt was ended so that waiting workers can be added.
     """
@@ -134,12 +134,12 @@ class AttemptResult:
 
     @property
     def cause(self) -> WorkerExit | None:
-        """The worker that failed first by itself, and not because another worker was lost."""
+        """The first worker that failed by itself; if there is none, the first that failed."""
         failed = [each for each in self.endings if each.exit_code and not each.stopped]
         consequences = (ExitCode.LOST_WORKER, ExitCode.PREEMPTED)
         return min(
             failed,
-            # False comes before True: a failure before a loss, and a loss before a preemption.
+            # `min` prefers False: a failure to a loss, and a loss to a preemption.
             key=lambda each: (
                 each.exit_code in consequences,
                 each.exit_code == ExitCode.PREEMPTED,
@@ -156,7 +156,7 @@ class AttemptResult:
 
     @property
     def exit_code(self) -> int:
-        """The launcher's own exit code, which is that of the worker that failed first."""
+        """The launcher's own exit code: the exit code of the worker that failed first."""
         if self.preempted:
             return ExitCode.PREEMPTED
         if self.cause is not None:

@@ -92,7 +92,7 @@ SUPERVISOR_HERE = (sys.executable, "-I", "-S", supervisor.__file__)
 
 
 def by_ssh(host: str, words: Sequence[str], path: str | None) -> list[str]:
-    """Returns a command on another machine, in this process's folder, with a `PYTHONPATH`."""
+    """Returns an ssh command that runs `words` on a host, in this folder, with a `PYTHONPATH`."""
     before = [] if path is None else ["env", f"PYTHONPATH={path}"]
     folder = shlex.quote(str(Path.cwd()))
     return [*_SSH, "--", host, f"cd {folder} && exec {shlex.join([*before, *words])}"]
@@ -199,6 +199,6 @@ def begin_others(
 
 
 def log_file(folder: Path, attempt: int, rank: int) -> Path:
-    """Returns a worker's log file, with its folder made."""
+    """Returns the path of a worker's log file, after making the folder for it."""
     folder.mkdir(parents=True, exist_ok=True)
     return folder / f"attempt-{attempt}-worker-{rank}.log"

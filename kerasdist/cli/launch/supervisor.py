@@ -2,7 +2,7 @@
 
 No worker outlives its launcher. The launcher holds the other end of the supervisor's standard
 input, through ssh if the worker is on another machine. The first input line has the supervisor's
-`Orders` as JSON. They are not passed as arguments, because every user of a machine can see the
+`Orders` as JSON. Orders are not passed as arguments, because every user of a machine can see the
 arguments of all processes. A line ``signal 15`` is passed on to the worker. The end of the input
 means that the launcher has ended, for whatever reason (SIGKILL, a lost connection); then the
 supervisor ends the worker too.
@@ -55,7 +55,7 @@ ENDED = b"\x04"
 """Precedes a worker's exit code, which is the last byte that a joined machine sends."""
 
 LOST = 255
-"""The exit code of a worker whose machine is lost, or cannot be reached; ssh uses the same."""
+"""The exit code of a worker whose machine is lost or unreachable; ssh uses the same exit code."""
 
 APART = "kerasdist: this worker has ended without joining the job"
 """The last line of a supervisor whose worker ended well without joining the others."""
@@ -65,7 +65,7 @@ TOO_EARLY = (
     "this script again. Make the strategy in every process, at the same place: no condition that "
     "differs between processes may come before it"
 )
-"""The last line of such a supervisor if its orders say that the worker must join (`must_join`)."""
+"""The last line instead of `APART`, if the orders say that the worker must join (`must_join`)."""
 
 
 class Orders(TypedDict):
@@ -75,7 +75,8 @@ class Orders(TypedDict):
         command: The worker's command.
         variables: Environment variables of the worker that the supervisor itself does not have.
         seconds_to_stop: How long the worker has from SIGTERM to SIGKILL.
-        heartbeat: How long the worker may be stopped (`kerasdist.job.protocol.Timeouts`).
+        heartbeat: How many seconds the worker may be stopped by SIGSTOP, as in
+            `kerasdist.job.protocol.Timeouts`.
         local_workers: How many workers this machine has.
         gpus_of: The worker's number among the workers of its machine, if they divide GPUs;
             otherwise None.
@@ -98,7 +99,7 @@ class Orders(TypedDict):
 
 
 class Order(TypedDict):
-    """An order to a warm process: the worker's environment, and the variables that name files."""
+    """An order to a warm process: a worker's variables, and which of them hold file numbers."""
 
     environment: dict[str, str]
     files: list[str]
@@ -141,7 +142,7 @@ class Forked:
         """Returns the exit code of the worker, in the same way as `subprocess.Popen`."""
         if not select.select([self._connection], [], [], timeout)[0]:
             raise subprocess.TimeoutExpired("worker", timeout or 0.0)
-        return int(self._answers.readline() or -signal.SIGKILL)  # killed, if its parent has ended
+        return int(self._answers.readline() or -signal.SIGKILL)  # SIGKILL if its parent has ended
 
 
 def peer_user(connection: socket.socket) -> int:
@@ -162,7 +163,7 @@ def end(worker: Worker, grace: float) -> NoReturn:
 
 
 def end_group(worker: Worker) -> None:
-    """Ends the worker's process group, whose number is that of the worker."""
+    """Ends the worker's process group, which has the same number as the worker."""
     if isinstance(worker, Forked):
         return  # the worker's parent does this when the supervisor has ended
     with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -181,7 +182,7 @@ def listen(orders: IO[bytes], worker: Worker, grace: float) -> NoReturn:
 def end_if_stopped(worker: Worker, heartbeat: float) -> None:
     """Ends a worker that is stopped (SIGSTOP) while this process runs; works only on Linux.
 
-    The other workers, if there are any, get two more heartbeats in which to report it.
+    The other workers, if there are any, get two more heartbeats to report the stopped one.
     """
     beat = min(1.0, heartbeat / 4)
     left = limit = heartbeat + 2 * beat

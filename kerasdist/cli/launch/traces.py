@@ -1,4 +1,4 @@
-"""Merges the workers' traces into one, with a process for each worker."""
+"""Merges the workers' traces into one trace, in which each worker is a process."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def merge(steps: ProfiledSteps, workers: int) -> str:
     if missing:
         said += (
             f"\nwarning: it lacks worker {', '.join(missing)}: --profile-dir must be a folder that "
-            "this machine shares with theirs"
+            "this machine shares with the workers' machines"
         )
     return said
 

@@ -43,7 +43,7 @@ class Screen:
         self._lock = threading.Lock()
 
     def write(self, prefix: str, line: str, stream: TextIO, rank: int) -> None:
-        """Writes a worker's line."""
+        """Writes a line of a worker's output, after a prefix that names the worker."""
         if line == supervisor.APART:
             return  # the launcher reports this once for all workers
         if stream.isatty() and not os.environ.get("NO_COLOR"):
@@ -55,13 +55,13 @@ class Screen:
         self._put([f"[kerasdist] {line}" for line in text.splitlines()], sys.stderr)
 
     def _put(self, lines: list[str], stream: TextIO) -> None:
-        # The output may lack a character, its reader may have ended, or the disk may be full.
-        # Nothing may end this thread, because a worker blocks if its lines are not read.
+        # The encoding may lack a character, the output's reader may have ended, or the disk may be
+        # full. None of this may end the thread, because a worker blocks if its lines are not read.
         code = stream.encoding or "utf-8"
         with self._lock, contextlib.suppress(OSError, ValueError):
             text = "".join(f"{line}\n" for line in lines).encode(code, "backslashreplace")
             if stream in (sys.__stdout__, sys.__stderr__):
-                while text:  # The stream's buffer may have half a line of a script's.
+                while text:  # The buffer may have half a line of this process's script.
                     text = text[os.write(stream.fileno(), text) :]
                 return
             stream.write(text.decode(code))
@@ -155,7 +155,7 @@ def _as_drawn(line: bytes) -> bytes:
 @final
 @dataclass(frozen=True)
 class Exited:
-    """A worker has ended."""
+    """The event that a worker has ended."""
 
     rank: int
 
@@ -163,7 +163,7 @@ class Exited:
 @final
 @dataclass(frozen=True)
 class Signalled:
-    """The launcher got a signal to stop the job."""
+    """The event that the launcher got a signal to stop the job."""
 
     number: int
 
@@ -171,7 +171,7 @@ class Signalled:
 @final
 @dataclass(frozen=True)
 class Waiting:
-    """Workers wait to be added, and there is a backup from which to continue."""
+    """The event that workers wait to be added, and there is a backup from which to continue."""
 
     attempt: int
 
@@ -183,11 +183,11 @@ Events = queue.SimpleQueue[Event]
 @final
 @dataclass(frozen=True)
 class Start:
-    """How a worker is started.
+    """What `Worker` needs to start a worker.
 
     Attributes:
         rank: The worker's number.
-        name: The prefix of the lines that it prints.
+        name: The prefix of the lines that the worker prints.
         command: The command that starts its supervisor.
         orders: The orders for the supervisor.
         log: The file for the worker's output; None for the screen.
@@ -239,7 +239,7 @@ class Held(Protocol):
 
 @final
 class Worker:
-    """A running worker under its supervisor."""
+    """A worker that the launcher has started, together with its supervisor."""
 
     def __init__(self, start: Start, screen: Screen, events: Events) -> None:
         self.rank = start.rank
@@ -284,19 +284,19 @@ class Worker:
         self._order(f"signal {number}")
 
     def _order(self, line: str) -> None:
-        """Writes a line that the supervisor reads."""
+        """Writes a line to the supervisor's input: the orders, or a signal for the worker."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError, ValueError):
             self._process.stdin.write(f"{line}\n".encode())
             self._process.stdin.flush()
 
     def kill(self) -> None:
-        """Lets the supervisor end the worker at once; `kill_supervisor` helps if it does not."""
+        """Lets the supervisor end the worker at once; if it does not, use `kill_supervisor`."""
         self._stopped = self._killed = True
         self.stop(signal.SIGKILL)
 
     def let_go(self) -> None:
-        """Closes this process's end of the pipe; when all are closed, the worker is ended."""
+        """Closes this end of the supervisor's input; if all ends are closed, the worker ends."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
@@ -355,7 +355,7 @@ class ThisProcess:
 
     @property
     def exit_code(self) -> int:
-        """The exit code of this process, as far as it is known; otherwise 0."""
+        """The exit code of this process; 0 if the code is not known yet."""
         return self._code or 0
 
     def end(self, code: int) -> None:

@@ -59,7 +59,7 @@ def plan(
         float | None,
         option(
             "MILLISECONDS",
-            "A step on one device, measured (default: what the chip allows).",
+            "The measured time of a step on one device (default: what the chip allows).",
             min=0.0,
         ),
     ] = None,
@@ -82,7 +82,7 @@ def plan(
     _require_compiler(target.chip)
     named = os.environ.get(VARIABLE)
     _prepare_environment()
-    gc.disable()  # saves an eighth of the time; what is traced and compiled is needed to the end
+    gc.disable()  # saves an eighth of the time; traced and compiled objects are needed to the end
     # Imported only now: these import Keras and JAX, which read the environment variables.
     from kerasdist.backends.jax import ahead_of_time
     from kerasdist.cli import formatting
@@ -167,7 +167,7 @@ def _require_compiler(chip: Chip) -> None:
     """Refuses a target for which no compiler is installed."""
     if not is_installed("jax"):
         raise BackendError(
-            "Expected JAX to be installed, on which plans are made. Received: no package jax. "
+            "Expected JAX to be installed, on which all plans are made. Received: no package jax. "
             "Install it: pip install 'kerasdist[plan]'."
         )
     if chip.platform == "tpu":
@@ -178,7 +178,7 @@ def _require_compiler(chip: Chip) -> None:
         packages = f"jax-cuda12-plugin=={version} jax-cuda12-pjrt=={version}"
     if not found:
         raise BackendError(
-            f"Expected XLA's compiler for {chip.title} to be installed; it needs no such device. "
-            f"Received: devices of {chip.name}, without the package. Install it: pip install "
-            f"--no-deps {packages}, or pip install 'kerasdist[plan]'."
+            f"Expected XLA's compiler for {chip.title} to be installed; the compiler needs no such "
+            f"device. Received: devices of {chip.name}, without the package. Install it: pip "
+            f"install --no-deps {packages}, or pip install 'kerasdist[plan]'."
         )

@@ -2,9 +2,9 @@
 
 On JAX the gathers are read from the program, because XLA places them. PyTorch's gathers are known
 without a program (ADR 62): a group has the weights of one layer, or of several small layers. Each
-group is gathered in the forward pass. Each group except the last one, which is still there, is
-gathered again in the backward pass. The gradients of each group are summed together. While one
-group computes, the next is being gathered.
+group is gathered in the forward pass. Each group is gathered again in the backward pass, except the
+last group, whose weights are still in memory. The gradients of each group are summed together.
+While one group computes, the next group is being gathered.
 """
 
 from __future__ import annotations
@@ -106,5 +106,5 @@ def weight_groups(
         nbytes(one) // (1 if sharding.is_small(one.shape) else workers)
         for one in model.optimizer.variables
     )
-    weights = 2 * (sum(sizes) // workers + whole)  # and their gradients
+    weights = 2 * (sum(sizes) // workers + whole)  # the weights and their gradients
     return WeightGroups(sizes, whole, weights + slots + sum(map(nbytes, others)))

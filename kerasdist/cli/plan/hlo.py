@@ -1,4 +1,4 @@
-"""Reads what a compiled program does from XLA's text of the program."""
+"""Reads the collectives and the work of a compiled program from XLA's text of the program."""
 
 from __future__ import annotations
 
@@ -95,10 +95,10 @@ def _read(text: str) -> tuple[_Program, list[_Instruction]]:
 
 
 def collectives(text: str) -> list[Collective]:
-    """Returns the collectives of a compiled program; one inside of a loop counts once.
+    """Returns the collectives of a compiled program; a collective inside of a loop counts once.
 
     Args:
-        text: The program, as `jax.stages.Compiled.as_text` returns it, scheduled.
+        text: The scheduled program, in the form that `jax.stages.Compiled.as_text` returns.
     """
     known = _read(text)[0]
     fused = {_fused_by(each) for one in known.values() for each in one}
@@ -123,14 +123,14 @@ def _collectives_in(instructions: Sequence[_Instruction], known: _Program) -> li
             if each.name.startswith(_STARTS):
                 end = next((n for n in fused_ends if n > place), place)
             elif one.kind != "reduce-scatter":
-                continue  # this fusion goes on with a collective, or ends it
+                continue  # this fusion continues or ends a collective that was counted before
         if one is not None:
             found.append(replace(one, overlap=sum(work[place + 1 : end]) / (sum(work) or 1)))
     return found
 
 
 def _collective(each: _Instruction, known: _Program) -> Collective | None:
-    """Returns the collective of an instruction, or inside of a fusion; without overlap."""
+    """Returns the collective that an instruction is or contains, with an overlap of 0; or None."""
     if match := _COLLECTIVE.fullmatch(each.operation):
         size = _whole_size(match[1], each, asynchronous=bool(match[2]))
         return Collective(match[1], size, _group_size(each.rest), 0.0)
@@ -152,7 +152,7 @@ def _weight(each: _Instruction, own: Collective | None) -> int:
     if each.operation in _FREE or _COLLECTIVE.match(each.operation):
         return 0
     if own is not None and (own.kind == "reduce-scatter" or each.name.startswith((_STARTS, _ENDS))):
-        return 0  # the fusion has only the collective
+        return 0  # such a fusion has no work besides the collective
     return each.cycles or size_of(each.shape)
 
 
@@ -161,8 +161,8 @@ def device_work(text: str) -> tuple[float, float]:
 
     The first number is the bytes that move between the chip and its memory: each kernel reads its
     operands and writes its results once, except those in on-chip memory. The second number is the
-    clock cycles of all instructions by XLA's estimate, or 0 if there is no estimate. Loops count as
-    often as they run.
+    clock cycles of all instructions by XLA's estimate, or 0 if there is no estimate. The body of a
+    loop counts as often as the loop runs.
 
     Args:
         text: The program, as for `collectives`.
@@ -231,7 +231,7 @@ def _traffic(each: _Instruction, shapes: Mapping[str, str], trips: int) -> float
 
 
 def _in_memory(shape: str) -> list[tuple[int, int]]:
-    """Returns the bytes and the first axis of each array that is in the chip's main memory."""
+    """Returns the bytes and the first axis's size of each array in the chip's main memory."""
     return [
         (_size(kind, sizes), int(sizes.partition(",")[0] or 0))
         for kind, sizes, layout in _ARRAY.findall(shape)

@@ -3,9 +3,10 @@
 The time of a device is the longest of these times: the time of its matrix units at their full rate,
 the time of its memory at its full rate, XLA's estimate for its instructions, and the time in which
 the variables in the host's memory (`offload`) are copied to the device and back. No program is
-faster than that, and most are slower. Collectives are added, except for the part of their time that
-other work hides. The times of collectives follow the usual model of latency and bandwidth: over the
-fast links chips form a ring, and to other machines or slices each chip sends its own part.
+faster than this time, and most programs are slower. The time of the collectives is added, except
+for the part that other work hides. The times of collectives follow the usual model of latency and
+bandwidth: chips form a ring over the fast links, and each chip sends its own part of the data to
+other machines or slices.
 """
 
 from __future__ import annotations
@@ -58,8 +59,9 @@ class StepTime:
         compute: The time of the matrix units.
         memory: The time in which the memory reads and writes.
         estimate: XLA's estimate for the instructions; 0 if there is none.
-        host: The time of the copies from the host's memory and back, which run at the same time.
-        own: The time of a device alone: the largest of the times above, or the measured time.
+        host: The time of the copies from the host's memory and back, while the device computes.
+        own: The time of a device alone: the largest of the four times above. A measured time
+            replaces the first three.
         network: The time of all collectives.
         exposed: The part of the network time that the device's own work does not hide.
     """
@@ -137,9 +139,9 @@ def step_time(
 def scaling(
     work: Work, collectives: Sequence[Collective], target: Target, measured: float | None = None
 ) -> list[StepTime]:
-    """Predicts the step for groups of other sizes, with the same batch on each device.
+    """Predicts the time of the step for groups of other sizes, with the same batch on each device.
 
-    The replicas exchange sums of gradients, and also gathered weights if they divide weights.
+    The replicas exchange sums of gradients, and also gathered weights if they shard weights.
     Groups of all sizes have the same collectives.
     """
     counts = sorted({*COUNTS, target.devices})
@@ -153,7 +155,7 @@ def collective_time(collective: Collective, target: Target) -> float:
     taking_part = collective.devices or all_devices
     if all_devices == 1:
         return 0.0
-    # A group that is smaller than a machine, such as a replica's devices, stays inside of one.
+    # A group that is smaller than a machine, such as a replica's devices, is inside of a machine.
     local = 1 < taking_part < min(target.domain, all_devices)
     inside = taking_part if local else target.domain
     groups = 1 if local else all_devices // inside
@@ -207,7 +209,7 @@ class Compilation:
         work: The work of a device.
         collectives: The collectives between the devices.
         refused: XLA's message if the step does not fit, else None.
-        refused_bytes: The bytes that a refused step would need, if XLA's message has them.
+        refused_bytes: The bytes that a refused step would need; 0 if XLA's message has no number.
     """
 
     batch: int
@@ -229,7 +231,7 @@ class Compilation:
 
 
 Compile = Callable[[Target, int], Compilation]
-"""Compiles the step for a target and a number of examples per device."""
+"""A function that compiles the step for a target and a number of examples per device."""
 
 
 @final
@@ -242,8 +244,8 @@ class Subject:
         strategy: The strategy that the model was made under, None if there was none.
         parameters: How many numbers the model's variables hold.
         examples: How many examples the script's data have, None if not known.
-        sharding: What the replicas divide among them: ``"optimizer"``, ``"full"``, ``"auto"`` or
-            ``"LayoutMap"``; None if they divide nothing.
+        sharding: What the replicas shard among them: ``"optimizer"``, ``"full"``, ``"auto"`` or
+            ``"LayoutMap"``; None if they shard nothing.
         groups: The groups in which PyTorch's workers gather weights; None if they do not gather.
         layout: How much of each variable a device holds.
     """
@@ -286,7 +288,7 @@ class Plan:
         compiled: The result of compiling the step.
         step: The time of the step on the target.
         scaling: The time of the step on groups of other sizes, with the same batch on each device.
-        largest_batch: The most examples on a device; None if not searched, or if none fits.
+        largest_batch: The most examples on a device; None without a search, or if none fits.
         measured: The measured time of a step on one device, in seconds, if the user gave it.
     """
 
@@ -353,14 +355,17 @@ def make_plan(
 
 
 def _smallest_group(target: Target) -> Target:
-    """Returns a small target of several devices. libtpu 0.0.52 crashes for sums on v5p:1x2x2."""
+    """Returns a small target of several devices: 2 GPUs, or 8 TPUs.
+
+    Four TPUs would be too few: libtpu 0.0.52 crashes for sums on v5p:1x2x2.
+    """
     return group_of(target.chip, 8 if target.chip.platform == "tpu" else 2)
 
 
 def largest_batch(
     first: Compilation, target: Target, compile_step: Compile, most: float = math.inf
 ) -> LargestBatch | None:
-    """Returns the largest number of examples per device that fits; None if not even one does.
+    """Returns the largest number of examples per device that fits; None if one is too many.
 
     Memory grows almost linearly with the number of examples. So two compilations determine a line,
     and one or two more compilations check the number that the line predicts.
@@ -369,7 +374,8 @@ def largest_batch(
         first: The compilation of the plan.
         target: The devices of the plan.
         compile_step: Compiles the step.
-        most: The examples per device in all of the script's data; infinity if they are not known.
+        most: How many examples of the script's data there are for each device; infinity if the
+            number is not known.
     """
     limit = target.usable
     tried = [first]
@@ -411,8 +417,9 @@ def _largest_that_fits(tried: Sequence[Compilation], target: Target) -> Compilat
 def _at_the_limit(tried: Sequence[Compilation], limit: float) -> int | None:
     """Returns at how many examples the line through two compilations reaches `limit` bytes.
 
-    After only one compilation, the line starts at the bytes that do not depend on the number of
-    examples, so it is too steep. Returns None if the bytes do not grow, or a size is not known.
+    After only one compilation, the line starts, for zero examples, at the bytes that do not depend
+    on the number of examples, so the line is too steep. Returns None if the bytes do not grow, or a
+    size is not known.
     """
     last = tried[-1]
     if last.refused and not last.refused_bytes:
@@ -428,7 +435,7 @@ def _rounded(batch: int) -> int:
 
 
 def examples_of(global_batch: int, target: Target, asked: int | None) -> int:
-    """Returns the examples per device: the user's number, or the script's batch divided.
+    """Returns the examples per device: the user's number, or an equal part of the script's batch.
 
     Raises:
         InputError: If the script's batch has fewer examples than there are devices.

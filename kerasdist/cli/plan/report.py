@@ -25,7 +25,7 @@ _LIMITS = {
 
 
 def show(plan: Plan, console: Console) -> None:
-    """Prints a plan for people."""
+    """Prints a plan as sentences and tables for human readers."""
     target, subject, each = plan.target, plan.subject, plan.compiled.batch
     made = f"under {subject.strategy}" if subject.strategy else "without a strategy"
     if subject.sharding:
@@ -61,7 +61,7 @@ def _show_memory(plan: Plan, console: Console) -> None:
         console.print(
             f"The host holds {size(plan.compiled.work.host_bytes)} for each device, "
             f"{size(plan.compiled.work.host_bytes * _devices_of_host(plan))} in all for the "
-            "devices of a machine or slice. They come to the device and go back in each step, "
+            "devices of a machine or slice. Each step copies these bytes to the device and back, "
             f"which takes at least {milliseconds(plan.step.host)}."
         )
 
@@ -84,7 +84,7 @@ def _largest(found: LargestBatch, subject: Subject) -> str:
             "memory is not full."
         )
     room = ""
-    if found.room:  # estimated far from compiled sizes, so only two digits
+    if found.room:  # an estimate far from the compiled sizes, so only two digits
         room = f", where the memory would hold about {float(f'{found.room:.2g}'):,.0f}"
     return (
         f"{found.examples:,} examples a device fit{room}; no more were tried, since the script has "

@@ -56,7 +56,7 @@ class FirstStep:
 
 @final
 class _Reached(BaseException):
-    """Ends the script; a user's `except Exception` does not catch it."""
+    """Ends the script at its first training step; no `except Exception` of a user catches this."""
 
     def __init__(self, step: FirstStep) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ def first_step(script: str, arguments: Sequence[str], backend: Backend) -> First
         script: A file, or ``module:function``. The function must return a compiled model and a
             global batch in the form for `train_on_batch`.
         arguments: The script's arguments.
-        backend: The backend that replaces the one of Keras's framework.
+        backend: The kerasdist backend that the script gets, whatever Keras's framework is.
 
     Raises:
         InputError: If the script makes no training step.
@@ -234,7 +234,7 @@ def compiler(model: keras.Model, batch: object, report: Callable[[str], None]) -
     def compile_step(target: Target, examples: int) -> Compilation:
         if target.devices % logical:
             raise UnsupportedError(
-                f"Expected a multiple of {logical} devices, as many as a replica has. Received: "
+                f"Expected a multiple of {logical}, the number of devices of a replica. Received: "
                 f"devices={target.devices} ({target}). Choose another target."
             )
         report(f"compiling for {target}, {examples} examples a device ...")
@@ -253,7 +253,7 @@ def compiler(model: keras.Model, batch: object, report: Callable[[str], None]) -
 def _facts(
     program: TrainingProgram, compiled: Compiled, target: Target, examples: int
 ) -> Compilation:
-    # `fit` places a batch on accelerators while the step before runs, so two batches are there.
+    # `fit` places a batch on accelerators while the step before runs, so memory has two batches.
     memory = {
         "parameters": program.state_bytes["trainable"] + program.state_bytes["non_trainable"],
         "optimizer": program.state_bytes["optimizer"],
@@ -279,7 +279,7 @@ def _facts(
 
 
 def _named(each: Collective, program: TrainingProgram, target: Target) -> Collective:
-    """Returns a collective with its number of devices, which are one replica's or all."""
+    """Returns a collective with the number of one replica's devices, or with 0 for all devices."""
     logical = program.logical_devices
     within = logical if 1 < logical < target.devices and each.devices == logical else 0
     return Collective(each.kind, each.bytes, within, each.overlap)

@@ -93,7 +93,7 @@ def _read(original: Callable[..., object], variable: keras.Variable) -> object:
         if _Running.read_bytes > _READ_BYTES:
             raise InputError(
                 "Expected code that reads no values of large variables before the first training "
-                "step, as a plan makes none. Received: reads of more than "
+                "step, because a plan makes no such values. Received: reads of more than "
                 f"{_READ_BYTES / 1e9:.1f} GB, the last of variable={variable.path!r}. Leave out "
                 "code that reads weights: copies, quantization, conversions, prints."
             )

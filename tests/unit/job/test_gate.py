@@ -83,7 +83,7 @@ def test_a_worker_without_the_secret_is_told(coordinator, capsys):
         coordinator.client(1, Credentials(b"another", "job 7"))
     with pytest.raises(JobError, match="one on this job's chief, none on the worker"):
         coordinator.client(1, Credentials(None, "job 7"))
-    with pytest.raises(JobError, match="the chief of job 'job 7' answers, not of 'job 8'"):
+    with pytest.raises(JobError, match="the chief is of job 'job 7', not of job 'job 8'"):
         coordinator.client(1, Credentials(b"a secret", "job 8"), seconds=0.5)
     coordinator.goes_on()
     said = capsys.readouterr().err

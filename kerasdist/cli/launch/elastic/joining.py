@@ -43,12 +43,12 @@ _DRAIN_SECONDS = 5.0
 
 @final
 class Seats:
-    """The seats on which a worker can be started.
+    """The launcher's seats: connections on which it can start workers on machines that joined.
 
     Args:
         port: The port to listen on; 0 for any free port.
         secret: The secret of the job.
-        screen: The output that says who has joined.
+        screen: The output for messages about machines that have joined.
 
     Raises:
         ClusterError: If the job has no secret that other machines can know, or the port is taken.
@@ -58,7 +58,7 @@ class Seats:
         if secret is None:
             raise ClusterError(
                 f"Expected {SECRET} or {SECRET}_FILE, by which a machine proves that it may join. "
-                "Received: none of them. Set the same secret on this machine and on the other."
+                "Received: neither of them. Set the same secret on this machine and on the other."
             )
         try:
             self._listener = socket.create_server(("", port), backlog=BACKLOG)
@@ -122,23 +122,23 @@ class Seats:
         connection: socket.socket = writer.get_extra_info("socket").dup()
         keep_alive(connection)
         host = connection.getpeername()[0]
-        # The seat is added before the machine gets the answer: only then does the machine report
-        # the end of its previous worker, after which the launcher looks for seats.
+        # The seat is added before the machine gets the answer. After the answer the machine reports
+        # the end of its previous worker, and after that report the launcher looks for seats.
         with self._lock:
             self._waiting[Slot(host, 0, number, count, machine=machine)] = connection
             writer.write(protocol.packed({"type": "seated"}))
             writer.close()
-            # The writer is closed, so the connection that both shared may block now.
+            # The writer shared this connection, and is closed now, so the connection may block.
             connection.setblocking(True)
             is_new = machine not in self._machines
             self._machines.add(machine)
         if is_new:
             said = f"{host} has joined with {plural(count, 'worker')}"
-            self._screen.say(f"{said}, which the job adds at its next backup, if it has room")
+            self._screen.say(f"{said}, which the job adds at its next backup, if the job has room")
 
 
 def keep_alive(connection: socket.socket) -> None:
-    """Ends a connection whose other end has been silent for half a minute, as ssh does."""
+    """Lets the kernel end a connection whose other end is silent for half a minute, as ssh does."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     options = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 30000}
     for name, value in options.items():
@@ -159,7 +159,7 @@ def _is_open(connection: socket.socket) -> bool:
 
 @final
 class Machine:
-    """This machine, when it joins a job.
+    """This machine, which joins a job and runs some of its workers.
 
     Args:
         host: The machine of the job's launcher.
@@ -171,8 +171,8 @@ class Machine:
         secret = credentials().secret
         if secret is None:
             raise ClusterError(
-                f"Expected {SECRET} or {SECRET}_FILE with the secret of the job. Received: none of "
-                "them. Set the secret that the launcher of the job has."
+                f"Expected {SECRET} or {SECRET}_FILE with the secret of the job. Received: neither "
+                "of them. Set the secret that the launcher of the job has."
             )
         self._address = host, port
         self._credentials = Credentials(secret, OF_JOINERS)
@@ -238,7 +238,7 @@ class Machine:
 
 
 def _pass_on(data: bytes, connection: socket.socket, running: subprocess.Popen[bytes]) -> None:
-    """Passes the launcher's orders on to a supervisor, and also the end of the connection."""
+    """Passes the launcher's orders on to a supervisor; closes its input if the connection ends."""
     assert running.stdin is not None
     with contextlib.suppress(OSError), running.stdin:
         while data:

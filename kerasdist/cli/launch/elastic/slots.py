@@ -46,7 +46,7 @@ class ElasticSlots:
 
     Args:
         spec: The description of the job.
-        events: The queue that gets an event when slots wait.
+        events: The queue that gets an event when there is a backup and slots wait for workers.
         screen: The output that says what the launcher waits for.
         seats: The seats of machines that join; None if no machine can join.
 
@@ -126,7 +126,7 @@ class ElasticSlots:
         for each in to_blame:
             slot = self._used[each.rank]
             if each.exit_code == supervisor.LOST and slot.host is not None and not slot.machine:
-                self._down.add(slot.host)  # its host is asked again before the next attempt
+                self._down.add(slot.host)  # the host is asked again before the next attempt
         if len(to_blame) == len(endings):
             return  # all have failed, so the script is to blame
         for each in to_blame:
@@ -137,7 +137,7 @@ class ElasticSlots:
                 self._away_until[slot] = time.monotonic() + AWAY_SECONDS * 2**excess
 
     def heard_of_backup(self, attempt: int, epoch: int, batches: int, epochs: int) -> None:
-        """Handles a report of a worker of this attempt; at a backup, other workers may be added."""
+        """Handles a worker's report of a backup, after which waiting workers may be added."""
         self._backup = epoch, batches
         for slot in self._used:
             del self._failures[slot]

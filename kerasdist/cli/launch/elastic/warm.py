@@ -6,9 +6,9 @@ warm process by the name of a socket (`kerasdist.cli.launch.supervisor.Forked`).
 be forked, its supervisor starts a new process instead.
 
 Environment variables that frameworks read when they are imported must have the same values in the
-warm process and in the worker. So a worker is forked only if its environment equals that of the
-warm process, except for the job's own variables. If the script itself sets such a variable, as it
-might before its imports, Python is started anew in the place of the forked process.
+warm process and in the worker. So a worker is forked only if its environment equals the environment
+of the warm process, except for the job's own variables. A script may set such a variable before its
+imports. Then Python is started anew in place of the forked process.
 """
 
 from __future__ import annotations
@@ -37,8 +37,9 @@ from kerasdist.cli.launch.worker import Screen, Start, Worker
 from kerasdist.core.backend_choice import backend_choice
 from kerasdist.job.launcher import JOINED_FILE
 
-_OF_EACH = ("KERASDIST_", "SSH_")  # These differ between workers, but no import reads them.
-_GPUS = "_VISIBLE_DEVICES"  # the end of the names of further variables of this kind
+# Variables with these prefixes differ between workers, but no import reads them.
+_OF_EACH = ("KERASDIST_", "SSH_")
+_GPUS = "_VISIBLE_DEVICES"  # the end of the names of further such variables
 _READ = (
     *(b"KERAS", b"JAX_", b"XLA_", b"TF", b"TORCH", b"PYTORCH_", b"OMP_", b"KMP_", b"GOMP_"),
     *(b"MKL_", b"OPENBLAS_", b"CUDA_", b"NVIDIA_", b"NCCL_", b"GLOO_", b"PYTHON", b"LD_"),
@@ -78,7 +79,7 @@ class WarmProcesses:
         self._starts[slot.host] = start
 
     def start(self, frameworks: Sequence[str]) -> None:
-        """Starts a warm process on each host without one, which imports these frameworks."""
+        """Starts a warm process, which imports these frameworks, on each host that has none."""
         for host, start in list(self._starts.items()):
             is_there = host in self._running and self._running[host].running
             if is_there or not start.orders["warm"]:
@@ -123,7 +124,7 @@ def _fork_and_stay(connection: socket.socket, environment: Environment) -> tuple
     if worker == 0:
         connection.close()
         return order, files
-    # The worker also sets its group, because either process may be first.
+    # The worker also sets its group, because it may run before this process does.
     os.setpgid(worker, worker)
     for one in files:
         os.close(one)
