@@ -66,7 +66,8 @@ class BroadcastGlobalVariables(keras.callbacks.Callback):
 def broadcast(model: Any, variables: Sequence[keras.Variable] | None = None) -> None:
     """Gives all workers the chief's values of some variables.
 
-    None stands for all variables of the model and its optimizers. All workers must call it.
+    If `variables` is None, these are all variables of the model and its optimizers. All workers
+    must call this function.
     """
     trainer = trainer_of(model)
     if trainer is not None and trainer.replicas.job is not None:

@@ -94,7 +94,7 @@ class FirstBatchCheck:
             self.is_done = not is_first
             return
         if check == "raise":
-            self.is_done, self._compared = False, None  # the next call shall raise the error again
+            self.is_done, self._compared = False, None  # the next call must raise the error again
             raise NotOneDeviceError(message)
         if replicas.job is None or replicas.job.is_chief:
             warn_user(message)

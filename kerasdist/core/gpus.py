@@ -188,8 +188,8 @@ def own_share(seen: Sequence[tuple[str, Sequence[str]]], rank: int) -> list[str]
         rank: The worker's number.
 
     Raises:
-        DeviceError: If there are fewer GPUs than workers, or if two workers see some of the same
-            GPUs but not all of the same.
+        DeviceError: If there are fewer GPUs than workers, or if two workers have some GPUs in
+            common, but do not see exactly the same GPUs.
     """
     mine = seen[rank][1]
     if not mine:

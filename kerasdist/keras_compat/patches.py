@@ -1,9 +1,9 @@
 """The table of everything that is patched in Keras, and the code that applies the patches.
 
 A row of the table names the functions that run in place of one function of Keras. The first
-argument of each function is the next function of the row, or for the last one Keras's own function;
-the arguments of the call follow. For a model without a strategy, and for code outside of replicas,
-a function only calls Keras's own, so that plain Keras code runs.
+argument of each function is the next function of the row; the last function of the row gets Keras's
+own function. The arguments of the call follow. For a model without a strategy, and for code outside
+of replicas, a function only calls its first argument, so that plain Keras code runs.
 
 If a class in `BASES` inherits a method, nothing of Keras is replaced. Instead the class gets one
 more base class before Keras's, with the functions as its methods. A subclass that overrides such a
@@ -311,8 +311,9 @@ def _as_function(call: Function, original: Function) -> Function:
 
         call = hooked
     call = functools.update_wrapper(call, original)
-    # Keras reads the signature of a layer's `__init__` without following `__wrapped__`, so it is
-    # set. It is not set for `build`, whose attributes Keras copies to a function without `self`.
+    # Keras reads the signature of a layer's `__init__` without following `__wrapped__`, so the
+    # signature is set. It is not set for `build`: Keras copies the attributes of `build` to a
+    # function without `self`.
     if original.__name__ != "build":
         call.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]
     return call

@@ -70,7 +70,7 @@ def save(
         # `replacing` writes to the target of a link, so the target's folder is checked.
         if all_read and not (makes_folders or os.access(Path(path).resolve().parent, os.W_OK)):
             # The write below will fail before it reads a variable. The other workers wait for
-            # this worker's reads, so they are made here.
+            # this worker's reads, so this worker reads the variables here.
             with tempfile.TemporaryDirectory() as folder:
                 write_into(folder)
         try:
@@ -83,7 +83,7 @@ def save(
 
     def write_whole() -> None:
         if function == "save_weights_only" and not (is_one_file or whole_files.is_remote(path)):
-            # Files that name each other, each of which replaces the one that was there.
+            # The files name each other. Each new file replaces an old file of the same name.
             with tempfile.TemporaryDirectory(prefix="unfinished-", dir=Path(path).parent) as folder:
                 write_into(folder)
                 for file in Path(folder).iterdir():
@@ -189,7 +189,7 @@ def _export(original: Original, model: keras.Model, path: str) -> None:
                 "Expected a model whose weights are floats, to export it to transformers. "
                 f"Received: layer={layer.path!r}, quantized to {mode}. Write its adapters by "
                 "`backbone.save_lora_weights`, load them by `load_lora_weights` into the model as "
-                "it was before it was quantized, and export that one."
+                "it was before it was quantized, and export that model."
             )
     parent, symbols = Path(path).parent, _Symbols()
     parent.mkdir(parents=True, exist_ok=True)

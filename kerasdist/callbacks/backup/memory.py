@@ -47,7 +47,7 @@ def prepare(place: Path, job: Job | None, *, sends: bool) -> Path | None:
     if job is not None and not sends:
         raise UnsupportedError(
             "Expected a model that was made in the scope of a strategy of all workers, for "
-            "keep_in_memory=True. Received: one that was made outside. Make it in "
+            "keep_in_memory=True. Received: a model made outside of a scope. Make it in "
             "`with strategy.scope():`."
         )
     there = os.environ.get(MEMORY)
@@ -102,8 +102,8 @@ def has_room(folder: Path, arrays: Sequence[Unread | np.ndarray]) -> bool:
 def bring_newest(memory: Path, disk: Path, job: Job) -> None:
     """Gives the chief the newest copy, unless the chief has a backup that is as new.
 
-    The chief may run on a host without a copy if its former host was lost. All workers must call
-    it. If the chief cannot write the copy, it warns and continues without a copy.
+    The chief may run on a host without a copy if its former host was lost. If the chief cannot
+    write the copy, it warns and continues without a copy. All workers must call this function.
     """
     listed = storage.newest_first(memory)
     own = [storage.number_of(listed[0]), listed[0].stat().st_size] if listed else [0, 0]

@@ -74,8 +74,8 @@ def remove_orphans(folder: Path, up_to: float = math.inf) -> None:
 
     Args:
         folder: The folder of the backups.
-        up_to: The largest number of a backup whose parts are removed, because workers may be
-            writing later parts.
+        up_to: The largest number of a backup whose parts are removed. Parts with larger numbers
+            stay, because workers may still be writing them.
     """
     there = set(map(storage.number_of, storage.newest_first(folder)))
     for path in list(folder.glob("backup-*")):
@@ -237,8 +237,8 @@ def to_write(variables: Sequence[Any], elsewhere: Mapping[int, object]) -> list[
 
     Args:
         variables: The variables.
-        elsewhere: The variables that other files have, by their numbers; the list has None for
-            them.
+        elsewhere: The variables that other files have, by their numbers; the returned list has None
+            for these variables.
     """
     listed: list[Any] = []
     for number, variable in enumerate(variables):
@@ -271,7 +271,7 @@ def add_up_anew(variables: Sequence[Any], arrays: Sequence[object]) -> None:
 def with_arrays(
     model: Any, stored: StoredVariables | None, facts: Mapping[str, Any], count: int
 ) -> dict[str, Any]:
-    """Returns a backup's facts with their arrays, which the file has after those of the variables.
+    """Returns a backup's facts with their arrays, which follow the variables' arrays in the file.
 
     All workers must call this function. `stored` is None on workers that do not see the backup.
     """
