@@ -193,7 +193,7 @@ def _shown(value: Any) -> str:
 # Matches the address of a Python function, which a program that calls Python contains.
 _NUMBER = re.compile(r"\d{6,}")
 
-# How many characters of a line of a program are sent.
+# How many characters of a line of a program are sent to the other workers.
 _CHARACTERS = 300
 
 

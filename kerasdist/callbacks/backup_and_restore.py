@@ -101,13 +101,13 @@ class BackupAndRestore(Callback):
             backup_dir: The folder of the backups, which only this run may use. The chief's machine
                 must see it. If the workers divide the state, all machines must see it.
             save_freq: ``"epoch"``: at the end of each epoch. A number `n`: also after every `n`
-                batches of an epoch. ``"auto"``: as often as loses the least time, by Daly's
-                formula, which is about ``sqrt(2 * cost * time between failures)``. The cost is the
-                time for which training stops for the first backup. That backup is made after 20
-                batches or at the end of the first epoch. It is then written once more, because it
-                also stores the chosen number of batches. At the end of an epoch a backup is made
-                if half of this number of batches has passed; at the end of the last epoch a backup
-                is always made.
+                batches of an epoch. ``"auto"``: at the interval that loses the least time. By
+                Daly's formula, this is about ``sqrt(2 * cost * time between failures)``. The cost
+                is the time for which training stops for the first backup. That backup is made
+                after 20 batches or at the end of the first epoch. It is then written once more,
+                because it also stores the chosen number of batches. At the end of an epoch a
+                backup is made if half of this number of batches has passed; at the end of the last
+                epoch a backup is always made.
             hours_between_failures: The mean time between failures of the job, for
                 ``save_freq="auto"``; None means 8,000 hours divided by the number of replicas. If
                 the cluster takes a machine away, that also counts as a failure.
@@ -121,9 +121,9 @@ class BackupAndRestore(Callback):
                 another loss, optimizer or batch size, training starts anew with the weights of the
                 backup, whose shapes must be equal. ``"exact"``: such a backup is an error.
             keep_in_memory: Whether, under ``kerasdist run``, each backup is first written to the
-                memory of each host. The disk then gets it in the background, and a restarted job
-                needs no disk as long as one host is left. This takes as much memory (``/dev/shm``)
-                on each host as `keep` + 1 backups; for these copies, sharded state is gathered.
+                memory of each host. It is then copied to the disk in the background. A restarted
+                job needs no disk as long as one host is left. On each host, memory (``/dev/shm``)
+                for `keep` + 1 backups is used; for these copies, sharded state is gathered.
 
         Raises:
             ValueError: If an argument has a value without meaning.
@@ -198,7 +198,7 @@ class BackupAndRestore(Callback):
         self._position, self._validation = position, validation
 
     def on_train_begin(self, logs: dict[str, object] | None = None) -> None:
-        """Restores the newest backup that belongs to this call. All workers must call it."""
+        """Restores the newest backup that belongs to this call. All workers must call this method."""
         self._in_training = True
         model: Any = self.model
         self._position.backs_up(self._interval, model.steps_per_execution)
@@ -278,7 +278,7 @@ class BackupAndRestore(Callback):
         release_folder(self.backup_dir)
 
     def _take_weights(self, stored: StoredVariables | None, there: Sequence[Sequence[Any]]) -> None:
-        """Gives the model the weights of a backup of another call. All workers must call it."""
+        """Gives the model the weights of another call's backup. All workers must call this method."""
         model: Any = self.model
         here = numbers_of_weights(model, variables_of(model))
         if [form for _, *form in there] != [form for _, *form in here]:

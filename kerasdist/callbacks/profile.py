@@ -156,10 +156,11 @@ class Offset:
 def offset_of_clock(job: Job | None) -> Offset:
     """Measures the offset of this worker's clock. All workers must call this function.
 
-    Workers on one machine share a clock. Other workers make several exchanges. At the end of each,
-    the coordinator sends a message to all workers at once, and each worker reads its clock when the
-    message comes. The error of the median difference is the difference between the times that the
-    message takes to two workers, which is less than the network's latency.
+    Workers on one machine share a clock. Other workers make several exchanges. At the end of each
+    exchange, the coordinator sends a message to all workers at once, and each worker reads its
+    clock when the message comes. The offset is the median of the clocks' differences. It is wrong
+    by as much as the message takes longer to one worker than to the other, which is less than the
+    network's latency.
     """
     if job is None or not any(job.compare_objects("machines", platform.node())):
         return Offset(0.0, 0.0)

@@ -103,8 +103,8 @@ class Telemetry(keras.callbacks.Callback):
         Args:
             log_dir: The folder of the files, which is made if it is missing. New lines are
                 appended.
-            every: How many seconds of training a window has at least.
-            tensorboard: Whether to write a file for TensorBoard; None means only if it is
+            every: The shortest length of a window, in seconds of training.
+            tensorboard: Whether to write a file for TensorBoard; None means only if TensorBoard is
                 installed.
 
         Raises:
@@ -117,7 +117,7 @@ class Telemetry(keras.callbacks.Callback):
             raise ValueError(f"Expected a positive number of seconds. Received: {every=}.")
         if tensorboard and not is_installed("tensorboard"):
             raise UnsupportedError(
-                "Expected the package tensorboard, which writes its files. Received: "
+                "Expected the package tensorboard, which writes TensorBoard's files. Received: "
                 f"{tensorboard=}, without it. Install it: pip install tensorboard; or pass "
                 "tensorboard=False, and read the JSON lines."
             )

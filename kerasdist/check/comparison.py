@@ -168,8 +168,8 @@ class _Steps:
     def keep_state(self) -> bool:
         """Returns whether one device's step differs when repeated, without drawing random numbers.
 
-        Then the replicas differ because they share the state that the step keeps in Python. Workers
-        with one replica each share no such state.
+        If the step differs, replicas differ because they share the state that the step keeps in
+        Python. Workers with one replica each share no such state.
         """
         if may_draw(self.model):
             return False
@@ -267,7 +267,7 @@ def _all_do(job: Job | None, label: str) -> Generator[None]:
     try:
         everyone = job.all_gather_object(label, said)
     except JobError as lost:
-        # The others are waiting in a collective of the step that has failed here.
+        # The other workers are waiting in a collective of the step that has failed on this worker.
         raise lost from error
     if error is not None:
         raise error

@@ -90,7 +90,7 @@ def find(trainer: TrainerLike, examples: int, rows: int, attempt: Callable[[], o
 
 
 def _error_of(attempt: Callable[[], object]) -> Exception | None:
-    """Makes an attempt; returns its error, with advice if memory was lacking."""
+    """Calls `attempt`; returns its error, with advice if memory was lacking, or None."""
     try:
         attempt()
     except Exception as error:  # noqa: BLE001 (raised when all workers know of it)

@@ -113,7 +113,7 @@ def is_small(sharding: object, shape: Sequence[int]) -> bool:
 @final
 @dataclass(frozen=True)
 class Region:
-    """The elements of a shard: a range of columns, if the variable is laid out in equal rows.
+    """The elements of a shard: a range of columns of its variable, laid out in equal rows.
 
     A shard of flattened values has one row. A shard along an axis has as many rows as there are
     elements along the axes before that axis.

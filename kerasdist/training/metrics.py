@@ -175,7 +175,7 @@ class GlobalBatchMetric:
             return super().update_state(*args, **kwargs)  # type: ignore[misc]
 
     def add_variable(self, *args: object, **kwargs: object) -> Any:
-        """Makes a state variable; if replicas update it with all rows, a read takes the first's."""
+        """Makes a state variable; if updated with all rows, reads take the first replica's value."""
         if self in _of_global_batch:
             kwargs["aggregation"] = "only_first_replica"
         return super().add_variable(*args, **kwargs)  # type: ignore[misc]
@@ -197,7 +197,7 @@ def metrics_of(model: Any) -> Iterator[Any]:
 def prepare(model: Any, strategy: Strategy) -> None:
     """Prepares the metrics and penalties of a model for `fit`, even those made outside the scope.
 
-    Losses and random draws that could not be exact raise an error.
+    Raises an error for losses and random draws that replicas cannot compute exactly.
     """
     numerics.require_losses(model)
     randomness.require_draws(model)

@@ -1,7 +1,8 @@
 """Saving under a strategy: the file is complete or as it was, whichever workers call `save`.
 
 If all workers save to one path, the chief writes the file and the others wait for it. If each
-worker has a path of its own, or only one worker saves, each writes its own file. See ADR 15.
+worker has a path of its own, or only one worker saves, each worker that saves writes its own file.
+See ADR 15.
 
 Models of KerasHub have methods of their own that write files. For Hugging Face's format, such a
 method puts all weights into a dictionary and writes this to a file. kerasdist gives the method
@@ -205,7 +206,7 @@ def _export(original: Original, model: keras.Model, path: str) -> None:
 
 @final
 class _Seen:
-    """A layer with symbols for its variables; a weight's symbol includes the LoRA adapters."""
+    """Stands for a layer, with symbols as variables; a weight's symbol includes LoRA adapters."""
 
     def __init__(self, layer: keras.Layer, symbols: _Symbols) -> None:
         self._layer = layer

@@ -301,7 +301,7 @@ def _items(form: Form, current: object, named: dict[str, Any]) -> list[Any]:
 
 
 def _prepare_value(form: Form, kind: str, current: object, named: dict[str, Any]) -> Any:
-    """Returns the object that a form's items will fill; for any other form, its value."""
+    """Returns the object that a form's items will fill; the value itself if a form has no items."""
     if "new" in form and isinstance(current, _FILLED):
         current = copy.copy(current)
     if kind == "dict":
@@ -352,7 +352,7 @@ def _restored(form: Form, kind: str, current: Any, named: dict[str, Any]) -> Any
 def set_attributes(
     value: object, forms: dict[str, Any], named: dict[str, Any] | None = None
 ) -> None:
-    """Restores the attributes of an object."""
+    """Sets the attributes of an object to the values of their forms."""
     own, named = vars(value), {} if named is None else named
     for name, form in forms.items():
         if form == GONE:

@@ -1,9 +1,9 @@
 """Copies of backups in the memory of hosts, so that a restarted job does not need its disk.
 
 A restart ends all processes, so a copy is a file in the memory of a host (``/dev/shm``), which
-outlives them. The chief writes one copy, and on each other host one worker writes a copy from the
-variables that it holds itself. So no data are lost if a host is lost. The launcher chooses the
-folder of the copies, which is the same in all attempts of a job, and removes it.
+outlives the processes. The chief writes one copy, and on each other host one worker writes a copy
+from the variables that it holds itself. So no data are lost if a host is lost. The launcher chooses
+the folder of the copies, which is the same in all attempts of a job, and removes the folder.
 """
 
 from __future__ import annotations

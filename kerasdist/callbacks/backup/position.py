@@ -51,7 +51,8 @@ class Places:
 
     Attributes:
         source: The source of the data.
-        parts: The parts of the source, which may change without the source noticing it.
+        parts: Objects inside of the source, such as a loader's dataset, which may change although
+            the source itself does not.
         is_due: Returns whether the place after a given number of batches may be needed.
         read_by_python: Whether Python reads the source, and not steps in TensorFlow's graphs.
     """
@@ -148,8 +149,8 @@ class Position:
     """The position of a run in the data of its `fit`.
 
     Attributes:
-        facts: What must be equal in a run that continues from this position.
-        unread: How many batches of the present epoch are not read again.
+        facts: Facts about the data that must be equal in a run that continues from this position.
+        unread: How many batches of the present epoch are skipped without being read again.
     """
 
     def __init__(

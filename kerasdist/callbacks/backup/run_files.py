@@ -42,8 +42,9 @@ _ENDED: Counter[Path] = Counter()
 
 _UNUSABLE = (BackupError, KeyError, OSError, TypeError, ValueError)
 
-# This file names the launcher's run in which a call of `fit` has ended, but not yet the script. The
-# last backup then stays, so that after a restart `fit` has no epoch left to train.
+# A file of this name is written when a call of `fit` has ended and the script still runs. The file
+# contains the name of the launcher's run. The last backup stays until the script ends, so that
+# after a restart `fit` has no epoch left to train.
 _MARK = "finished"
 
 

@@ -216,7 +216,7 @@ def build_optimizers(model: keras.Model, optimized: Sequence[Sequence[int] | Non
 def forms_of(variables: Sequence[Any]) -> dict[str, object]:
     """Returns the shapes and types of variables.
 
-    Names are left out, because they count up with each model that a process makes.
+    Names are left out, because Keras numbers the names across all models that a process makes.
     """
     return {
         f"variable {number}": [list(variable.shape), variable.dtype]
