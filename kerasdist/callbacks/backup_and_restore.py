@@ -198,7 +198,7 @@ class BackupAndRestore(Callback):
         self._position, self._validation = position, validation
 
     def on_train_begin(self, logs: dict[str, object] | None = None) -> None:
-        """Restores the newest backup that belongs to this call. All workers must call this method."""
+        """Restores the newest backup of this call of `fit`. All workers must call this method."""
         self._in_training = True
         model: Any = self.model
         self._position.backs_up(self._interval, model.steps_per_execution)
@@ -278,7 +278,7 @@ class BackupAndRestore(Callback):
         release_folder(self.backup_dir)
 
     def _take_weights(self, stored: StoredVariables | None, there: Sequence[Sequence[Any]]) -> None:
-        """Gives the model the weights of another call's backup. All workers must call this method."""
+        """Loads the weights of another call's backup. All workers must call this method."""
         model: Any = self.model
         here = numbers_of_weights(model, variables_of(model))
         if [form for _, *form in there] != [form for _, *form in here]:

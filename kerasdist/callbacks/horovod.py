@@ -122,7 +122,7 @@ class MetricsReduction(keras.callbacks.Callback):
             )
 
     def on_epoch_end(self, epoch: int, logs: dict[str, object] | None = None) -> None:
-        """Reduces the logs in place. All workers must call this method, with logs of equal names."""
+        """Reduces the logs in place. All workers must call this with logs of the same names."""
         job = current_job()
         if job is None or not logs:
             return

@@ -175,7 +175,7 @@ class GlobalBatchMetric:
             return super().update_state(*args, **kwargs)  # type: ignore[misc]
 
     def add_variable(self, *args: object, **kwargs: object) -> Any:
-        """Makes a state variable; if updated with all rows, reads take the first replica's value."""
+        """Makes a state variable; if updated with all rows, a read takes one replica's value."""
         if self in _of_global_batch:
             kwargs["aggregation"] = "only_first_replica"
         return super().add_variable(*args, **kwargs)  # type: ignore[misc]
