@@ -19,9 +19,9 @@ _most_at_once: int | Literal["auto"] | None = None
 def set_logical_cpu_devices(count: int) -> None:
     """Prepares several CPU devices, to try a strategy on a machine without accelerators.
 
-    The devices share the machine's cores. On JAX and TensorFlow this must be called before the
-    framework starts, that is before the first model, tensor or random seed; on PyTorch it can be
-    called at any time. The environment variable ``KERASDIST_CPU_DEVICES`` does the same when the
+    The devices share the machine's cores. On JAX and TensorFlow this function must be called before
+    the framework starts, that is before the first model, tensor or random seed; on PyTorch it can
+    be called at any time. The environment variable ``KERASDIST_CPU_DEVICES`` does the same when the
     first strategy is made, and also makes strategies without named devices compute on CPUs even if
     there are GPUs.
 

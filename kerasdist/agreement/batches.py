@@ -139,7 +139,7 @@ class FirstBatches:
 
         The report is a warning if threads draw the differing data, else an error. It is also a
         warning if one of the arrays in `ordered` is equal on all workers. The rows of such an array
-        are not all equal, so if it is equal, all workers have the rows in the same order.
+        are not all equal, so an equal array means that all workers have the same order of rows.
         """
         job = self._job
         assert job is not None

@@ -85,7 +85,7 @@ def _described(value: object, known: Collection[str]) -> Any:
 def configuration(instance: Any, known: Collection[str] = ()) -> dict[str, Any]:
     """Returns the arguments with which a Keras object was made, and its user-defined code.
 
-    `get_config` is not used, because it serializes, for which Keras imports TensorFlow.
+    `get_config` is not used, because it serializes values, and Keras imports TensorFlow for that.
     """
     kind = cast("type[Any]", type(instance))
     given = {} if isinstance(instance, keras.Function | keras.Sequential) else _kept(instance)

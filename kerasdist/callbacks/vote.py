@@ -103,8 +103,9 @@ class Vote(Callback):
     def _meets(self, label: str, *, wants: bool = False) -> bool:
         """Returns whether all workers meet here, because one of them has asked for it.
 
-        A worker asks if it `wants` to, or if the set of its trainable variables has changed. If a
-        worker has changed them alone, it must raise an error, because the others continue to train.
+        A worker asks if it `wants` to, or if the set of its trainable variables has changed. If
+        only this worker's set has changed, this worker must raise an error, because the other
+        workers continue to train.
         """
         before, now = self._compared, self._trainable()
         meets = self._job.meets_here(wants or now != before)

@@ -117,7 +117,7 @@ PATCHES: tuple[Patch, ...] = (
     *_of(_NORMALIZATION, "__init__", "allows synchronized=True", "batch_norm_created"),
     *_of(_NORMALIZATION, "call", "adopts statistics made outside of a scope", "batch_norm_called"),
     _at(internals.BATCH_MOMENTS, "moments_of_mesh batch_moments", "moments of the global batch"),
-    _at(internals.NN_BATCH_NORMALIZATION, "nn_normalization", "global moments in fused kernels"),
+    _at(internals.NN_BATCH_NORMALIZATION, "nn_normalization", "normalizes by fused kernels"),
     # LossScaleOptimizer overrides methods that other optimizers inherit.
     *_of(_LOSS_SCALE, "apply", "sums gradients over replicas", "apply apply_outside apply_scaled"),
     *_of(_LOSS_SCALE, "scale_loss", "weights the loss before the scale", "scale_by_optimizer"),

@@ -119,7 +119,7 @@ class Places:
     def go_to(self, place: Place, following: Place | None) -> None:
         """Lets the next iteration continue from a place.
 
-        `following` is the place of the iteration after it; None if all iterations begin equally.
+        `following` is the place of the iteration after the next; None if all of them begin alike.
         """
         self._to, self._ahead_to = place, following
 
@@ -258,7 +258,7 @@ class Position:
             self._lost.append("what a PyDataset remembers, since each worker reads a part of it")
 
     def lost(self) -> list[str]:
-        """Returns what a backup cannot restore, as one line of text for each loss."""
+        """Returns lines of text, each about something that a backup cannot restore."""
         lost = [*self._lost, *self._source.lost()]
         if self._calls_python and self._begin is not None:
             now, before = random_states.kept(), self._begin["random"]
@@ -295,7 +295,8 @@ class Position:
             passed: How many batches it passes.
             random: The states of the random generators at the beginning of the iteration.
             within: Whether the run continues within an epoch, and restores later states itself.
-            late: Whether Keras had made the iterator before the epoch began, in other states.
+            late: Whether Keras had made the iterator before the epoch began, when the random
+                generators had other states.
             make: Makes an iterator from the beginning.
         """
         now = random_states.kept()

@@ -272,8 +272,8 @@ class RunFiles:
     def training_ended(self, *, removes: bool) -> None:
         """Counts a call of `fit` that has ended.
 
-        With `removes`, the backups of this call are removed. Under the launcher the last one stays
-        until the job's scripts end.
+        With `removes`, the backups of this call are removed. Under the launcher the last backup
+        stays until the job's scripts end.
         """
         _ENDED[self._place] += 1
         self.wait()

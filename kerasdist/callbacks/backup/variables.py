@@ -189,7 +189,7 @@ def _without_doubles(variables: Iterable[keras.Variable]) -> list[keras.Variable
 
 
 def all_variables_of(model: keras.Model) -> list[keras.Variable]:
-    """Returns `variables_of` a model, and the variables of its other optimizers."""
+    """Returns what `variables_of` returns, and the variables of a model's other optimizers."""
     more = [variable for one in keras_compat.optimizers_of(model) for variable in one.variables]
     return _without_doubles([*variables_of(model), *more])
 
