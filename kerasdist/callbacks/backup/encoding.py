@@ -393,9 +393,9 @@ _MUTABLE = (*_FILLED, bytearray, np.random.Generator, np.random.RandomState, ran
 # Attributes that Keras and the base class of callbacks set.
 _OF_THE_CALL = frozenset(("params", "_model", "validation_data"))
 
-# Attributes that a backup leaves out. Keras's callbacks derive those of `_OF_MONITOR` from their
-# arguments when the first epoch ends (`_set_monitor_op` changes `min_delta`); those of `_OF_CSV`
-# belong to an open file.
+# A backup leaves out the attributes in `_OF_MONITOR` and `_OF_CSV`. Keras's callbacks derive the
+# former from their arguments when the first epoch ends (`_set_monitor_op` changes `min_delta`); the
+# latter belong to an open file. Of TensorBoard, a backup saves only `_COUNTS_OF_TENSORBOARD`.
 _OF_MONITOR = frozenset(("monitor_op", "min_delta"))
 _OF_CSV = frozenset(("csv_file", "writer", "append_header"))
 _COUNTS_OF_TENSORBOARD = ("_global_train_batch", "_global_test_batch", "_previous_epoch_iterations")
