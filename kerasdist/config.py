@@ -19,9 +19,9 @@ _most_at_once: int | Literal["auto"] | None = None
 def set_logical_cpu_devices(count: int) -> None:
     """Prepares several CPU devices, to try a strategy on a machine without accelerators.
 
-    The devices share the machine's cores. On JAX and TensorFlow this must be called before the
-    framework starts, that is before the first model, tensor or random seed; on PyTorch it can be
-    called at any time. The environment variable ``KERASDIST_CPU_DEVICES`` does the same when the
+    The devices share the machine's cores. On JAX and TensorFlow this function must be called before
+    the framework starts, that is before the first model, tensor or random seed; on PyTorch it can
+    be called at any time. The environment variable ``KERASDIST_CPU_DEVICES`` does the same when the
     first strategy is made, and also makes strategies without named devices compute on CPUs even if
     there are GPUs.
 
@@ -101,11 +101,11 @@ def set_most_examples_at_once(count: int | Literal["auto"] | None) -> None:
     """Sets how many examples a replica computes at once in training.
 
     If a replica has more examples, the model is called in several passes. The loss, the metrics and
-    the single update of the weights use all examples, so the numbers do not change. This saves
-    memory for activations when a job starts with fewer workers, each of which then has more rows of
-    the global batch: set the number that fits on one device, and each start of the job makes as
-    many passes as it needs. A pass keeps only its inputs and outputs, and is computed once more in
-    the backward pass, which takes a third more time.
+    the single update of the weights use all examples, so the numbers do not change. Passes save
+    memory for activations, for example when a job starts with fewer workers, so that each worker
+    has more rows of the global batch. Set the number that fits on one device; each start of the job
+    then makes as many passes as its replicas need. A pass keeps only its inputs and outputs, and is
+    computed once more in the backward pass, so a step takes a third more time.
 
     On PyTorch dropout without a seed draws in each pass, so its draws depend on the number of
     passes, as they do on the number of replicas. The following raise an error, most of them because
@@ -117,9 +117,9 @@ def set_most_examples_at_once(count: int | Literal["auto"] | None) -> None:
 
     With ``"auto"`` the number is found by trial steps, before the first step of a call of `fit`: as
     long as a trial step runs out of memory on a device of any worker, the number is halved. The
-    model keeps the number, and so does a backup, for a restart with as many replicas. If kerasdist
-    can tell beforehand that it must refuse the model, it tries nothing, and the model trains as
-    with None. Custom loops do not look for a number.
+    model keeps the number. A backup stores it, too, for a restart with the same number of replicas.
+    If kerasdist can tell beforehand that the model cannot be computed in passes, it takes no trial
+    step, and the model trains as with None. In custom loops no trial steps are taken.
 
     All workers must call this function with the same value, before the first step.
 

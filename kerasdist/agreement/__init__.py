@@ -1,1 +1,1 @@
-"""Checks that everything is equal on all workers that must be equal when they compute together."""
+"""Checks that the workers of a job have equal models, calls, batches and results."""

@@ -26,7 +26,7 @@ from kerasdist.job.job import Job
 ROWS, ELEMENTS = 16, 1024
 
 # How many bytes of an array the checksum of a batch covers. If an array is larger, the checksum
-# covers some elements of each row, and those of the next batch cover others.
+# covers some elements of each row, and the checksum of the next batch covers other elements.
 BYTES = 1 << 16
 
 # How many of an array's first elements a message shows.
@@ -52,7 +52,7 @@ class Beginning(NamedTuple):
 
 @final
 class FirstBatches:
-    """The batches that a worker has read from datasets that all workers read, and not yet compared.
+    """Records the batches of datasets that all workers read, until the workers compare them.
 
     Attributes:
         drawn_by_threads: Whether several threads of the data source, such as of a ``PyDataset``,
@@ -70,8 +70,8 @@ class FirstBatches:
         self._wanted = wanted and job is not None  # equal on all workers
         self._waiting: list[Beginning] | None = None
         self._names: dict[int, list[str]] = {}  # by the number of arrays in a batch
-        # By an array's name: its checksum in each batch, and the number of batches before each
-        # iteration.
+        # The keys are names of arrays. `_checksums` has the checksum of an array in each batch.
+        # `_begins` has the number of batches before each iteration.
         self._checksums: dict[str, array[int]] = {}
         self._begins: dict[str, list[int]] = {}
         # The arrays that were found to differ between workers, as with random augmentation.
@@ -138,8 +138,8 @@ class FirstBatches:
         """Reports the earliest batch that differs between workers; all workers must call it.
 
         The report is a warning if threads draw the differing data, else an error. It is also a
-        warning if one of the arrays in `ordered` is equal on all workers: the rows within each of
-        these arrays differ, so all workers have them in the same order.
+        warning if one of the arrays in `ordered` is equal on all workers. The rows of such an array
+        are not all equal, so an equal array means that all workers have the same order of rows.
         """
         job = self._job
         assert job is not None
@@ -198,8 +198,8 @@ def _forms(report: Report) -> list[str]:
 
 
 _OTHER_ORDER = (
-    "Some rows would be trained on twice, and others never. Give what shuffles a seed, which must "
-    "be equal on all workers (keras.utils.set_random_seed before the dataset is made, "
+    "Some rows would be trained on twice, and others never. Shuffle with a seed that is equal on "
+    "all workers (keras.utils.set_random_seed before the dataset is made, "
     "shuffle(n, seed=...), a seeded generator). If each worker has data of its own, say so: "
     "InputOptions(auto_shard_policy=AutoShardPolicy.OFF), or FILE. If only what is drawn for each "
     "row differs, such as augmentation, KERASDIST_CHECK=off leaves out this comparison."

@@ -43,8 +43,8 @@ _LEFT_OUT = frozenset({"name", "seed"})
 # Texts that are longer than this are compared by a digest.
 _LONG = 1000
 
-# Arrays are read in blocks of `_BLOCK` bytes. Of an array that is larger than `_MOST`, only so many
-# bytes are compared, in blocks that are spread over the whole array; this takes half a second.
+# Arrays are read in blocks of `_BLOCK` bytes. If an array has more than `_MOST` bytes, only `_MOST`
+# of them are compared, in blocks that are spread over the whole array; this takes half a second.
 _BLOCK, _MOST = 1 << 22, 1 << 30
 
 
@@ -85,7 +85,7 @@ def _described(value: object, known: Collection[str]) -> Any:
 def configuration(instance: Any, known: Collection[str] = ()) -> dict[str, Any]:
     """Returns the arguments with which a Keras object was made, and its user-defined code.
 
-    `get_config` is not used, because it serializes, for which Keras imports TensorFlow.
+    `get_config` is not used, because it serializes values, and Keras imports TensorFlow for that.
     """
     kind = cast("type[Any]", type(instance))
     given = {} if isinstance(instance, keras.Function | keras.Sequential) else _kept(instance)
@@ -108,7 +108,7 @@ def _kept(instance: object) -> dict[str, Any]:
             continue
         found[name] = value
     if isinstance(instance, keras.layers.InputLayer):
-        # In a model that is built from data, this size may be the number of a replica's rows.
+        # In a model that is built from data, the batch size may be the number of a replica's rows.
         found = {**found, "batch_shape": (None, *instance.batch_shape[1:]), "input_tensor": None}
     if isinstance(instance, keras.Layer):
         found["dtype"] = instance.dtype_policy

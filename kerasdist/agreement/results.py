@@ -29,23 +29,22 @@ from kerasdist.job import comparison
 from kerasdist.job.job import Job
 from kerasdist.keras_compat import ops
 
-# An array is laid out in lines. Each line is multiplied by the same random signs, and also by one
-# sign of its own.
+# For the sums, an array is laid out in lines of `_LINE` elements. Each line is multiplied by the
+# same random signs, and also by one sign of its own.
 _SUMS, _LINE, _CHUNK = 16, 1 << 10, 1 << 16
 
 # The norm of a difference that rounding explains, relative to the array's norm.
-# This number allows some roundings of each element in each step of an epoch.
-# For 32 and 64 bits it is at most a thousandth.
-# In 16 bits a single rounding is a thousandth.
+# This number allows some roundings of each element in each step of an epoch. For types of 32 and 64
+# bits the number is less than a thousandth. In 16 bits even a single rounding is a thousandth.
 _ROUNDING = {"float64": 1e-8, "float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
 
 # The size of an array is the norm of its deviations from the mean.
-# For arrays that are nearly constant, the size is at least this fraction of the norm.
-# The size is also at least this value in each element.
+# For arrays that are nearly constant, the size is at least `_PART_OF_NORM` times the norm.
+# The size is also at least the norm of an array in which each element is `_LEAST`.
 _PART_OF_NORM, _LEAST = 0.1, 1e-6
 
-# The size of an array with few elements is its norm, and at least this value in each element.
-# The reason is that larger numbers may have cancelled, for example in a bias.
+# The size of an array with fewer than `_FEW` elements is its norm, and at least the norm of an
+# array in which each element is `_LEAST_OF_FEW`: larger numbers may have cancelled, as in a bias.
 _FEW, _LEAST_OF_FEW = 100, 0.1
 
 
@@ -125,8 +124,8 @@ def require_equal_results(
 ) -> None:
     """Raises DisagreementError if a step on the same rows gives workers different results.
 
-    All workers must call it. The workers send digests; if the digests differ, the chief sends its
-    results.
+    All workers must call this function. The workers send digests; if the digests differ, the chief
+    sends its results.
 
     Args:
         job: The job of the workers.
@@ -194,7 +193,7 @@ def _shown(value: Any) -> str:
 # Matches the address of a Python function, which a program that calls Python contains.
 _NUMBER = re.compile(r"\d{6,}")
 
-# How many characters of a line of a program are sent.
+# How many characters of a line of a program are sent to the other workers.
 _CHARACTERS = 300
 
 
@@ -235,7 +234,7 @@ _NUMBER_OF_LAYER = re.compile(r"_\d+(?=[_/]|$)")
 class InitialBroadcast:
     """The new variables of a strategy, which the workers must still compare and make equal.
 
-    Variables that were deleted before do not count, because one worker alone may have made them, as
+    Variables that no longer exist do not count, because one worker alone may have made them, as
     Keras does if only the chief saves a model (``saving_lib.get_attr_skipset``, 3.15.1).
     """
 
@@ -268,7 +267,8 @@ class InitialBroadcast:
             for number, one in enumerate(ready)
         }
         job.assert_equal("variables made in the scope", facts)
-        # A metric that was built in an eager step has counted this worker's examples: it stays so.
+        # A metric that was built in an eager step has counted this worker's examples. Its values
+        # are kept.
         equal = [
             one for one in ready if (one.synchronization, one.aggregation) != ("on_read", "sum")
         ]

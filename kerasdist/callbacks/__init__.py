@@ -4,7 +4,7 @@ Keras's own callbacks work without these: callbacks that write files run on the 
 that make decisions get the logs of the global batch. The callbacks here serve jobs of several
 workers, or do what Keras's callbacks cannot do:
 
-- `BackupAndRestore` saves backups of a run, which continues at the exact batch after a restart.
+- `BackupAndRestore` saves backups of a run; after a restart the run continues at the exact batch.
 - `ModelCheckpoint` is Keras's callback; with ``save="async"`` it writes files during training.
 - `Telemetry` writes how fast training is, and how its time is spent.
 - `ChiefOnly` lets another callback run only on the chief, for your own callbacks that write or
@@ -22,7 +22,7 @@ Example::
     model.fit(x, y, epochs=2, callbacks=[backup, kd.callbacks.ChiefOnly(report)])
 
 A callback of your own that changes training must do the same on every worker. If it changes weights
-on only one worker, a `DisagreementError` reports that at the end of the epoch. If it sets
+on only one worker, a `DisagreementError` reports the difference at the end of the epoch. If it sets
 ``model.stop_training`` on any worker, all workers stop after the same batch.
 
 The guide "Callbacks" says which callbacks, Keras's and others, act on which workers. The guide

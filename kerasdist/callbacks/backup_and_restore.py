@@ -48,7 +48,7 @@ from kerasdist.keras_compat import internals, ops
 
 @final
 class BackupAndRestore(Callback):
-    """Saves backups of a training run; a restarted script lets `fit` continue from the newest one.
+    """Saves backups of a run; in a restarted script, `fit` continues from the newest backup.
 
     The run that was interrupted ends with the same numbers as an uninterrupted run, to the last
     bit. A backup contains the weights, the optimizer's state, the metrics, the seeds, the states of
@@ -101,16 +101,18 @@ class BackupAndRestore(Callback):
             backup_dir: The folder of the backups, which only this run may use. The chief's machine
                 must see it. If the workers divide the state, all machines must see it.
             save_freq: ``"epoch"``: at the end of each epoch. A number `n`: also after every `n`
-                batches of an epoch. ``"auto"``: as often as loses the least time, by Daly's
-                formula, which is about ``sqrt(2 * cost * time between failures)``. The cost is the
-                time for which training stops for the first backup. That backup is made after 20
-                batches or at the end of the first epoch. It is then written once more, because it
-                also stores the chosen number of batches. At the end of an epoch a backup is made
-                if half of this number has passed, and at the end of the last epoch always.
+                batches of an epoch. ``"auto"``: at the interval that loses the least time. By
+                Daly's formula, this is about ``sqrt(2 * cost * time between failures)``. The cost
+                is the time for which training stops for the first backup. That backup is made
+                after 20 batches or at the end of the first epoch. It is then written once more,
+                because it also stores the chosen number of batches. At the end of an epoch a
+                backup is made if half of this number of batches has passed; at the end of the last
+                epoch a backup is always made.
             hours_between_failures: The mean time between failures of the job, for
                 ``save_freq="auto"``; None means 8,000 hours divided by the number of replicas. If
                 the cluster takes a machine away, that also counts as a failure.
-            keep: How many backups are kept, at least 1. With 2, one is left if the last is damaged.
+            keep: How many backups are kept, at least 1. With 2, an older backup is left if the
+                newest is damaged.
             delete_checkpoint: Whether the backups are removed when training ends without an error.
                 Under ``kerasdist run`` the last one is kept until the script has ended.
             file_mode: The permissions of the files, which contain the model and the state of the
@@ -119,9 +121,9 @@ class BackupAndRestore(Callback):
                 another loss, optimizer or batch size, training starts anew with the weights of the
                 backup, whose shapes must be equal. ``"exact"``: such a backup is an error.
             keep_in_memory: Whether, under ``kerasdist run``, each backup is first written to the
-                memory of each host. The disk then gets it in the background, and a restarted job
-                needs no disk as long as one host is left. This takes as much memory (``/dev/shm``)
-                on each host as `keep` + 1 backups; sharded state is gathered for it.
+                memory of each host. It is then copied to the disk in the background. A restarted
+                job needs no disk as long as one host is left. On each host, memory (``/dev/shm``)
+                for `keep` + 1 backups is used; for these copies, sharded state is gathered.
 
         Raises:
             ValueError: If an argument has a value without meaning.
@@ -178,7 +180,7 @@ class BackupAndRestore(Callback):
         return heard
 
     def leave(self, epoch: int, batches: int) -> NoReturn:
-        """Saves a backup, ends the script with `ExitCode.PREEMPTED`. All workers must call it."""
+        """Saves a backup, then ends the script as preempted. All workers must call this method."""
         self.save(epoch, batches)
         self._files.wait()
         raise SystemExit(ExitCode.PREEMPTED)
@@ -196,7 +198,7 @@ class BackupAndRestore(Callback):
         self._position, self._validation = position, validation
 
     def on_train_begin(self, logs: dict[str, object] | None = None) -> None:
-        """Restores the newest backup that belongs to this call. All workers must call it."""
+        """Restores the newest backup of this call of `fit`. All workers must call this method."""
         self._in_training = True
         model: Any = self.model
         self._position.backs_up(self._interval, model.steps_per_execution)
@@ -267,8 +269,8 @@ class BackupAndRestore(Callback):
         except Exception as error:
             raise BackupError(
                 f"Expected backup {self._files.number} in {self.backup_dir} to have values that "
-                f"this script can restore. Received: {type(error).__name__}: {error}. Delete it, "
-                "and the one before it is used."
+                f"this script can restore. Received: {type(error).__name__}: {error}. Delete this "
+                "backup; then the backup before it is used."
             ) from error
 
     def release(self) -> None:
@@ -276,7 +278,7 @@ class BackupAndRestore(Callback):
         release_folder(self.backup_dir)
 
     def _take_weights(self, stored: StoredVariables | None, there: Sequence[Sequence[Any]]) -> None:
-        """Gives the model the weights of a backup of another call. All workers must call it."""
+        """Loads the weights of another call's backup. All workers must call this method."""
         model: Any = self.model
         here = numbers_of_weights(model, variables_of(model))
         if [form for _, *form in there] != [form for _, *form in here]:
@@ -356,7 +358,7 @@ class BackupAndRestore(Callback):
         self._files.training_ended(removes=self._delete)
 
     def _save_and_choose(self, epoch: int, batches: int) -> None:
-        """Saves a backup; the first one is saved again if the number of batches must be chosen.
+        """Saves a backup; the first backup is saved again if the number of batches must be chosen.
 
         All workers must call this method.
         """
@@ -375,7 +377,8 @@ class BackupAndRestore(Callback):
     def save(self, epoch: int, batches: int) -> None:
         """Writes a backup from which a run continues after ``batches`` of ``epoch``.
 
-        All workers must call it. Each worker writes its own shards, and the chief writes the rest.
+        All workers must call this method. Each worker writes its own shards, and the chief writes
+        everything else.
         """
         self._interval.saved(batches)
         self._files.begin_next()
@@ -493,7 +496,7 @@ class BackupAndRestore(Callback):
 
 @contextlib.contextmanager
 def _hearing_nothing_of_batches(callback: Callback) -> Iterator[None]:
-    """Keeps batch events from a callback that already got them before the backup."""
+    """Withholds batch events from a callback that already got these events before the backup."""
     kept = dict(vars(callback))
     vars(callback).update(on_train_batch_begin=_nothing, on_train_batch_end=_nothing)
     try:

@@ -66,7 +66,8 @@ class BroadcastGlobalVariables(keras.callbacks.Callback):
 def broadcast(model: Any, variables: Sequence[keras.Variable] | None = None) -> None:
     """Gives all workers the chief's values of some variables.
 
-    None stands for all variables of the model and its optimizers. All workers must call it.
+    If `variables` is None, these are all variables of the model and its optimizers. All workers
+    must call this function.
     """
     trainer = trainer_of(model)
     if trainer is not None and trainer.replicas.job is not None:
@@ -121,7 +122,7 @@ class MetricsReduction(keras.callbacks.Callback):
             )
 
     def on_epoch_end(self, epoch: int, logs: dict[str, object] | None = None) -> None:
-        """Reduces the logs in place. All workers must call it, with logs of the same names."""
+        """Reduces the logs in place. All workers must call this with logs of the same names."""
         job = current_job()
         if job is None or not logs:
             return

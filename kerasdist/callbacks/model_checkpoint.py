@@ -60,7 +60,8 @@ class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
                 ``.weights.h5``.
             *arguments: Positional arguments of Keras's callback: `monitor`, `verbose`,
                 `save_best_only`, ...
-            save: ``"sync"``: in the same way as Keras. ``"async"``: in the background.
+            save: ``"sync"``: training waits for each file, as in Keras. ``"async"``: files are
+                written in the background.
             **options: Keyword arguments of Keras's callback.
 
         Raises:
@@ -213,23 +214,23 @@ def _write(snapshot: keras_compat.Snapshot, path: str) -> None:
 
 @final
 class SavingModel:
-    """A model whose methods for saving are replaced.
+    """Takes the place of a model in Keras's callback: calls of its save methods go to `save`.
 
     Attributes:
         saved: The original model.
     """
 
     def __init__(self, model: Any, save: Callable[..., None]) -> None:
-        """Stores a function of the model's own method and the arguments of the call."""
+        """Stores `save`, which is called with the model's own method and the call's arguments."""
         self.saved = model
         self._save = save
 
     def save(self, filepath: object, *args: object, **kwargs: object) -> None:
-        """Saves the model."""
+        """Calls `save` with the model's own `save`."""
         self._save(self.saved.save, filepath, *args, **kwargs)
 
     def save_weights(self, filepath: object, *args: object, **kwargs: object) -> None:
-        """Saves the weights."""
+        """Calls `save` with the model's own `save_weights`."""
         self._save(self.saved.save_weights, filepath, *args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:

@@ -55,7 +55,7 @@ _WRITERS = (
 
 
 def prepare(given: dict[str, Any], replicas: ReplicaSet) -> None:
-    """Wraps the callbacks of a `fit` for this worker; adds a meter if something reads it."""
+    """Wraps the callbacks of a `fit` for this worker; adds a `Meter` if a callback reads one."""
     callbacks = given["callbacks"]
     own = keras_compat.callbacks_of(callbacks)
     listed = _ordered(own, replicas, given)

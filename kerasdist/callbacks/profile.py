@@ -111,7 +111,8 @@ class Profile(keras.callbacks.Callback):
 def aligned(events: Iterable[Event], offset: float) -> list[Event]:
     """Returns events with times in microseconds since 1970 by the chief's clock.
 
-    One of the events is a mark of this module, whose name is the time by the clock of this worker.
+    One of the events is the mark that `Profile` has set. The name of the mark contains the time by
+    this worker's clock.
     """
     events = list(events)
     marks = [(match, one) for one in events if (match := _MARK.match(str(one.get("name"))))]
@@ -156,10 +157,11 @@ class Offset:
 def offset_of_clock(job: Job | None) -> Offset:
     """Measures the offset of this worker's clock. All workers must call this function.
 
-    Workers on one machine share a clock. Other workers make several exchanges. At the end of each,
-    the coordinator sends a message to all workers at once, and each worker reads its clock when the
-    message comes. The error of the median difference is the difference between the times that the
-    message takes to two workers, which is less than the network's latency.
+    Workers on one machine share a clock. Other workers make several exchanges. At the end of each
+    exchange, the coordinator sends a message to all workers at once, and each worker reads its
+    clock when the message comes. The offset is the median of the clocks' differences. Its error is
+    the difference between the message's travel times to the two workers, which is less than the
+    network's latency.
     """
     if job is None or not any(job.compare_objects("machines", platform.node())):
         return Offset(0.0, 0.0)

@@ -103,8 +103,8 @@ class Telemetry(keras.callbacks.Callback):
         Args:
             log_dir: The folder of the files, which is made if it is missing. New lines are
                 appended.
-            every: How many seconds of training a window has at least.
-            tensorboard: Whether to write a file for TensorBoard; None means only if it is
+            every: The shortest length of a window, in seconds of training.
+            tensorboard: Whether to write a file for TensorBoard; None means only if TensorBoard is
                 installed.
 
         Raises:
@@ -117,7 +117,7 @@ class Telemetry(keras.callbacks.Callback):
             raise ValueError(f"Expected a positive number of seconds. Received: {every=}.")
         if tensorboard and not is_installed("tensorboard"):
             raise UnsupportedError(
-                "Expected the package tensorboard, which writes its files. Received: "
+                "Expected the package tensorboard, which writes TensorBoard's files. Received: "
                 f"{tensorboard=}, without it. Install it: pip install tensorboard; or pass "
                 "tensorboard=False, and read the JSON lines."
             )
@@ -221,13 +221,13 @@ class Telemetry(keras.callbacks.Callback):
 
 
 def flops_of_fit(meter: Meter, model: keras.Model, replicas: ReplicaSet) -> Flops:
-    """Returns `flops_of`, counted once for all readers of the meter of a call of `fit`."""
+    """Returns the result of `flops_of`, counted only once for all readers of a call's meter."""
     meter.flops = meter.flops or flops_of(model, replicas)
     return meter.flops
 
 
 def flops_of(model: keras.Model, replicas: ReplicaSet) -> Flops:
-    """Returns the operations that a built model needs, and its devices' peak, as far as known."""
+    """Returns the operations of a model's step and its devices' peak rate; None if unknown."""
     kind = replicas.device_kind()
     chip = None if kind is None else chip_of(kind)
     if chip is None:
@@ -288,7 +288,7 @@ class _EventFile:
     """A new event file for TensorBoard, in a folder that is made if it is missing."""
 
     def __init__(self, folder: Path) -> None:
-        # tensorboard's own EventFileWriter would import TensorFlow if that is installed.
+        # tensorboard's own EventFileWriter would import TensorFlow if TensorFlow is installed.
         self._messages: Any = importlib.import_module("tensorboard.compat.proto.event_pb2")
         records: Any = importlib.import_module("tensorboard.summary.writer.record_writer")
         folder.mkdir(parents=True, exist_ok=True)

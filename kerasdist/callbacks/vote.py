@@ -30,11 +30,11 @@ _ADVICE = (
 class Vote(Callback):
     """Stops training on all workers at the same step if one of them wants to stop.
 
-    Vote is the last callback. Workers vote after each epoch. They also vote after a batch if one of
-    them asks for a vote. That is possible only if a worker has a user-defined callback that acts on
-    batches, or may be preempted; Keras's own callbacks decide by the logs, which are equal on all
-    workers. If all workers want to stop, they stop at once; otherwise they stop after the next
-    batch, which another worker may have begun.
+    Vote is the last callback. Workers vote after each epoch. They also vote after a batch if a
+    worker asks for a vote. Workers can ask only if one of them has a user-defined callback that
+    acts on batches, or may be preempted; Keras's own callbacks decide by the logs, which are equal
+    on all workers. If all workers want to stop, they stop at once; otherwise they stop after the
+    next batch, which another worker may have begun.
 
     With each vote the workers compare which variables are trainable. If a user-defined callback
     acts at the beginning of an epoch, the workers also compare then. Workers that train different
@@ -103,8 +103,9 @@ class Vote(Callback):
     def _meets(self, label: str, *, wants: bool = False) -> bool:
         """Returns whether all workers meet here, because one of them has asked for it.
 
-        A worker asks if it `wants` to, or if the set of its trainable variables has changed. If a
-        worker has changed them alone, it must raise an error, because the others continue to train.
+        A worker asks if it `wants` to, or if the set of its trainable variables has changed. If
+        only this worker's set has changed, this worker must raise an error, because the other
+        workers continue to train.
         """
         before, now = self._compared, self._trainable()
         meets = self._job.meets_here(wants or now != before)

@@ -91,7 +91,8 @@ class _Steps:
     def take_step(self, *, alone: bool, change: float = 0.0, number: int = 0) -> StepResult:
         """Runs the step, and frees the step's copies of the state.
 
-        `change` changes the weights a little; a `number` changes draws that are not repeated.
+        `change` is the largest relative change of the weights before the step. Draws that cannot be
+        repeated are drawn from a seed that depends on `number`.
         """
         model, is_fresh = self.model, self.draws.misfit is not None and number > 0
         draws = RecordedDraws(self.batch.sizes) if is_fresh else self.draws
@@ -165,10 +166,10 @@ class _Steps:
         return [] if largest is None else [largest]
 
     def keep_state(self) -> bool:
-        """Returns whether one device's step differs when it is repeated, though it draws nothing.
+        """Returns whether one device's step differs when repeated, without drawing random numbers.
 
-        Then the replicas differ because they share the state that the step keeps in Python. Workers
-        with one replica each share no such state.
+        If the step differs, replicas differ because they share the state that the step keeps in
+        Python. Workers with one replica each share no such state.
         """
         if may_draw(self.model):
             return False
@@ -266,7 +267,7 @@ def _all_do(job: Job | None, label: str) -> Generator[None]:
     try:
         everyone = job.all_gather_object(label, said)
     except JobError as lost:
-        # The others are waiting in a collective of the step that has failed here.
+        # The other workers are waiting in a collective of the step that has failed on this worker.
         raise lost from error
     if error is not None:
         raise error
@@ -274,7 +275,7 @@ def _all_do(job: Job | None, label: str) -> Generator[None]:
         if what is not None:
             raise ReplicaError(
                 f"{job.who} Expected all workers to do this: {label}. Received: an error on worker "
-                f"{rank}: {what}. The output of that worker has more of it."
+                f"{rank}: {what}. The output of that worker shows the whole error."
             )
 
 
@@ -291,7 +292,7 @@ def _states_of_generators() -> bytes:
 def _common(
     job: Job | None, found: Differences, beyond: list[Difference], misfit: str | None
 ) -> tuple[Differences, list[Difference], str | None]:
-    """Returns the findings of the first worker that has findings, else of the chief."""
+    """Returns the findings of the first worker that has findings, else those of the chief."""
     if job is None:
         return found, beyond, misfit
     own = [[list(map(astuple, kind)) for kind in (*found, beyond)], misfit]
@@ -380,7 +381,7 @@ class RecordedDraws:
         replica = enclosing_replica()
         key = None if replica is None else int(replica.replica_id_in_sync_group)
         if key is not None and not self._sizes[key]:
-            return drawn  # without rows, a replica computes a row that does not count
+            return drawn  # an empty replica computes a stand-in row, which does not count
         shape = tuple(drawn.shape)
         # Code may draw more often on replicas, or in another order. All other draws must still fit.
         for position in range(self._position.get(key, 0), len(self._recorded)):

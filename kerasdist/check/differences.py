@@ -94,7 +94,7 @@ class Precision:
 
     @classmethod
     def of(cls, dtypes: Iterable[str], travelling: str | None = None) -> Precision:
-        """Returns the precision of the coarsest type."""
+        """Returns the precision of the coarsest type; gradients are sent in type `travelling`."""
         known = [dtype for dtype in dtypes if dtype in _TOLERANCES] or ["float32"]
         tolerance = max(_TOLERANCES[dtype] for dtype in known)
         of_gradients = tolerance if travelling is None else _TOLERANCES[travelling]
@@ -144,7 +144,7 @@ def differences(expected: StepResult, received: StepResult, precision: Precision
 def _without_rounded(
     expected: StepResult, received: StepResult, tolerance: float
 ) -> dict[str, Any]:
-    """Returns received changes of weights; expected changes where rounding decides.
+    """Returns the received changes of weights; where only rounding differs, the expected ones.
 
     The first step of Adam has the size of the learning rate, even if a gradient is tiny. So an
     element counts only if its gradient, measured by its own size, is equal on both sides.

@@ -25,14 +25,14 @@ from kerasdist.job.comparison import first_of
 
 _log = logging.getLogger("kerasdist")
 _SHOWN = 3
-# If workers divide a model with more weights than this, its first step is not compared.
+# If workers divide a model with more weights than `MOST_WHOLE`, its first step is not compared.
 # The step on one device needs the full state, for which workers may lack memory.
 # With Adam and gradients this many weights take 256 MiB.
 MOST_WHOLE = 1 << 24
 
 
 def may_differ(model: Any) -> bool:
-    """Returns whether user code may make a step differ from one device's, and a check is wanted."""
+    """Returns whether a check is wanted and user code may make a step differ from one device's."""
     replicas = require_trainer(model).replicas
     is_wanted = replicas.num_replicas > 1 and replicas.options.check != "off"
     return is_wanted and any(True for _ in user_code(model))
@@ -94,7 +94,7 @@ class FirstBatchCheck:
             self.is_done = not is_first
             return
         if check == "raise":
-            self.is_done, self._compared = False, None  # the next call shall raise the error again
+            self.is_done, self._compared = False, None  # the next call must raise the error again
             raise NotOneDeviceError(message)
         if replicas.job is None or replicas.job.is_chief:
             warn_user(message)

@@ -1,8 +1,8 @@
 """Finds how many examples a replica has memory for at once, by trial steps before the first step.
 
 This is for `kerasdist.config.set_most_examples_at_once("auto")`. A trial step needs no other
-worker, so no worker waits in a collective if it fails. The workers exchange the results of each
-trial before the next one.
+worker, so if the step fails, no other worker waits in a collective. The workers exchange the
+results of each trial step before the next trial step.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def is_lack(error: BaseException) -> bool:
 def find(trainer: TrainerLike, examples: int, rows: int, attempt: Callable[[], object]) -> None:
     """Finds how many rows fit into a pass, for batches of `examples` examples.
 
-    All workers must call it. The number is halved until every worker has enough memory.
+    All workers must call this function. The number is halved until every worker has enough memory.
 
     Args:
         trainer: The trainer, which keeps the number.
@@ -60,7 +60,7 @@ def find(trainer: TrainerLike, examples: int, rows: int, attempt: Callable[[], o
             own = _error_of(attempt)
             is_lacking = own is not None and is_lack(own)
             if most is None and not is_lacking:
-                own = None  # the step itself raises it again
+                own = None  # the training step itself raises this error again
             said = None if own is None else f"{type(own).__name__}: {own}"
             everyone = [(rows, is_lacking, said)]
             if job is not None:
@@ -69,7 +69,8 @@ def find(trainer: TrainerLike, examples: int, rows: int, attempt: Callable[[], o
             failed = [rank for rank, (*_, what) in enumerate(everyone) if what is not None]
             if not failed:
                 break
-            first = min(failed, key=lambda rank: everyone[rank][1])  # first any other error
+            # Errors that are not a lack of memory come first.
+            first = min(failed, key=lambda rank: everyone[rank][1])
             if (most or largest) == 1 or not everyone[first][1]:
                 if own is not None and is_lacking == everyone[first][1]:
                     raise own from lack
@@ -89,7 +90,7 @@ def find(trainer: TrainerLike, examples: int, rows: int, attempt: Callable[[], o
 
 
 def _error_of(attempt: Callable[[], object]) -> Exception | None:
-    """Makes an attempt; returns its error, with advice if memory was lacking."""
+    """Calls `attempt`; returns its error, with advice if memory was lacking, or None."""
     try:
         attempt()
     except Exception as error:  # noqa: BLE001 (raised when all workers know of it)
@@ -108,7 +109,8 @@ def _error_of(attempt: Callable[[], object]) -> Exception | None:
 def _elsewhere(rank: int, said: str | None) -> ReplicaError:
     return ReplicaError(
         'Expected the trial step of set_most_examples_at_once("auto") to succeed on all '
-        f"workers. Received: on worker {rank}: {said}. The output of that worker has more of it."
+        f"workers. Received: on worker {rank}: {said}. The output of that worker shows the whole "
+        "error."
     )
 
 

@@ -127,7 +127,8 @@ def compare_with_one_device(
     far larger than the variation of one device's step. On JAX, both steps are compiled programs, so
     loss, metrics and variables are compared, but outputs and gradients are not.
 
-    With several workers, all must call it with the same global batch, and all get the same report.
+    In a job, all workers must call this function with the same global batch, and all get the same
+    report.
 
     Example::
 
@@ -171,7 +172,7 @@ def compare_with_one_device(
     if size < trainer.replicas.num_replicas:
         raise ValueError(
             f"Expected an example for each of the {trainer.replicas.num_replicas} replicas. "
-            f"Received: a batch of {size}. Give a larger one."
+            f"Received: a batch of {size}. Give a larger batch."
         )
     replicas, job = trainer.replicas, trainer.replicas.job
     given = {"x": x, "y": y, "sample_weight": sample_weight}

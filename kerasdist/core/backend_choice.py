@@ -22,7 +22,7 @@ VARIABLE = "KERAS_BACKEND"
 """The environment variable that chooses the backend."""
 
 KNOWN = ("tensorflow", "jax", "torch")
-"""The backends that kerasdist has an engine for; also the names of their packages."""
+"""The backends that kerasdist supports; also the names of their packages."""
 
 TESTED = {
     "keras": ("3.12.0", "3.15.1"),

@@ -1,7 +1,7 @@
 """Knows which strategy is in force, and to which replica the running code belongs.
 
 Each thread has its own strategy and replica, as in ``tf.distribute``: a scope that one thread has
-entered does not count in another. Outside every scope a default strategy of one replica is in
+entered has no effect in other threads. Outside every scope a default strategy of one replica is in
 force.
 
 The layers below `kerasdist.api` use a strategy through a protocol and a replica's context through
@@ -72,7 +72,7 @@ class StrategyLike(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class ReplicaLike:
-    """What the lower layers use of a `kerasdist.ReplicaContext`, which describes the attributes."""
+    """The attributes of a `ReplicaContext` that lower layers use; that class describes them."""
 
     strategy: StrategyLike
     replica_id_in_sync_group: Any
@@ -82,7 +82,7 @@ class ReplicaLike:
     # The `LocalBatch` of this replica in a step of `fit`; None if the code follows tf.distribute's
     # rules.
     local_batch: Any = field(default=None, repr=False)
-    # The losses that layers added in this replica, with the layer, by the layer's id.
+    # For the id of each layer: the layer, and the losses that it added in this replica.
     # Keras keeps such losses on the layer, but all replicas share the layers.
     layer_losses: dict[int, tuple[Any, list[Any]]] = field(
         default_factory=dict[int, Any], repr=False
@@ -105,7 +105,7 @@ class Current(threading.local):
             entry, although `replica` is None.
         placements: The open placements, the innermost last.
         draws_for_all: Whether a replica draws random numbers for all rows of the global batch.
-        issued_for: The code of a waiting thread for which this one issues collectives; else empty.
+        issued_for: The code of a waiting thread for which this thread issues collectives; else "".
         set_scope: The scope that `kerasdist.experimental_set_strategy` has opened, or None.
     """
 
@@ -126,7 +126,7 @@ class Current(threading.local):
 current = Current()
 _default: list[StrategyLike] = []
 
-# This module is imported by its name, because it imports `kerasdist.core.context` itself.
+# The module of the default strategy is imported by name, because it imports this module.
 _DEFAULT_HOME = "kerasdist.api.strategy"
 
 
@@ -201,7 +201,7 @@ def replaced(owner: object, name: str, value: object) -> Generator[None]:
 
 
 class Placement(abc.ABC):
-    """A framework's context that places new variables; models without a strategy run outside it."""
+    """A framework's context that places new variables; it is left for models without a strategy."""
 
     def __enter__(self) -> None:
         self.renew()

@@ -1,7 +1,7 @@
 """Names of `tf.distribute` that kerasdist does not have, with the code to write instead.
 
-There is a table for names that have a new name, a table for names that have none, and a table for
-arguments. A renamed attribute is found under its earlier name. For any other earlier name,
+There is a table for names that have a new name, a table for names without a new name, and a table
+for arguments. A renamed attribute is found under its earlier name. For any other earlier name,
 `hasattr` is False, and the error says what to write instead.
 """
 
@@ -222,7 +222,7 @@ def resolve(of: str, owner: object, name: str) -> Any:
 
 
 class EarlierNames:
-    """A mixin for a class of `tf.distribute` or its subclass, which has no member of some names."""
+    """A mixin for classes of `tf.distribute`: resolves or explains names that kerasdist lacks."""
 
     if not TYPE_CHECKING:
 
@@ -246,8 +246,8 @@ def refuse_arguments(of: str, given: Mapping[str, Any]) -> None:
 
     Raises:
         TypeError: If `tf.distribute` never had an argument of this name.
-        UnsupportedError: If `tf.distribute` has or had one, and its value asks for something that
-            kerasdist does not do.
+        UnsupportedError: If `tf.distribute` has or had such an argument, and its value asks for
+            something that kerasdist does not do.
     """
     for name, value in given.items():
         said = look_up(name, ARGUMENTS, of)

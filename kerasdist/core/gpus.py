@@ -188,8 +188,8 @@ def own_share(seen: Sequence[tuple[str, Sequence[str]]], rank: int) -> list[str]
         rank: The worker's number.
 
     Raises:
-        DeviceError: If there are fewer GPUs than workers, or if two workers see some of the same
-            GPUs but not all of the same.
+        DeviceError: If there are fewer GPUs than workers, or if two workers have some GPUs in
+            common, but do not see exactly the same GPUs.
     """
     mine = seen[rank][1]
     if not mine:
@@ -215,13 +215,13 @@ def own_share(seen: Sequence[tuple[str, Sequence[str]]], rank: int) -> list[str]
 
 
 def divide(environ: Mapping[str, str], workers: int) -> list[dict[str, str]]:
-    """Returns, for each worker of this machine, the variables that show it its share of the GPUs.
+    """Returns, for each worker of this machine, environment variables that hide all others' GPUs.
 
     With these variables a script cannot use another worker's GPUs, even before it makes a strategy.
     If there are fewer GPUs than workers, no variable is returned, and the strategy raises an error.
 
     Args:
-        environ: The environment variables of the workers, without those that are returned.
+        environ: The environment variables that the workers have without the returned ones.
         workers: How many workers this machine has.
     """
     if workers < 2:

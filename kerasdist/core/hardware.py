@@ -201,7 +201,7 @@ _REGISTERS = """
 # The values by name: multiprocessors, the units of each, clock, caches, compute capability.
 _HOPPER = (132, 128, 1.98, 52_428_800, 233_472, 232_448, 9)
 _ARCHITECTURES = {
-    # CUDA 13 has no compiler for these GPUs' compute capabilities, so they get that of the A100.
+    # CUDA 13 has no compiler for these GPUs' compute capabilities, so the A100's takes their place.
     "p100": (56, 64, 1.48, 4_194_304, 65_536, 49_152, 8),
     "v100": (80, 64, 1.53, 6_291_456, 98_304, 98_304, 8),
     "a100": (108, 64, 1.41, 41_943_040, 167_936, 166_912, 8),

@@ -93,7 +93,7 @@ class Internal:
         """Returns the function, class or module that this internal names.
 
         Raises:
-            VersionError: The installed version does not have it.
+            VersionError: If the installed version does not have this internal.
         """
         return self._found
 
@@ -101,7 +101,7 @@ class Internal:
         """Returns the value of this internal attribute of an object.
 
         Raises:
-            VersionError: The object has no such attribute.
+            VersionError: If the object has no such attribute.
         """
         for path in self.spellings:
             value = getattr(instance, _last(path), _GONE)

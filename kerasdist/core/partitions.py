@@ -2,8 +2,8 @@
 
 The module is integer arithmetic and needs no framework. The devices of one replica are called its
 logical devices. Their number is a product of primes, and each prime is the size of an axis of a
-mesh. So every way to cut a tensor into as many shards is a way to assign the mesh's axes to the
-tensor's axes.
+mesh. So every way to cut a tensor into one shard for each logical device is a way to assign the
+mesh's axes to the tensor's axes.
 """
 
 from __future__ import annotations
@@ -185,7 +185,8 @@ class DeviceAssignment(EarlierNames):
 
         Args:
             topology: The topology from `kerasdist.tpu.initialize_tpu_system`. None takes devices in
-                the order of their numbers; so does a number, which replaces `num_replicas`.
+                the order of their numbers. A number has the same effect as None, and replaces
+                `num_replicas`.
             computation_shape: Number of devices of a replica along each axis. If the mesh has no
                 such axis, for example because its chips have one core each, the devices are
                 neighbours along x or y.

@@ -17,7 +17,7 @@ Within = Literal["host"]
 DEFAULT_MIN_SIZE = 2**16
 
 GROUP_BYTES = 25 * 2**20
-"""Small layers are grouped until their weights have this size, which is a bucket's on PyTorch."""
+"""Small layers are grouped until their weights have this size, the size of a bucket on PyTorch."""
 
 
 @final
@@ -44,9 +44,9 @@ class Sharding:
             stays whole if the number of replicas divides none of its dimensions; otherwise the
             largest dimension that can be divided is sharded. PyTorch shards the flattened values.
         within: ``"host"``: the devices of one machine divide the variables, and every machine holds
-            them all (hybrid sharding, HSDP). Weights are then sent only inside machines; between
-            machines only sums of shards of gradients are sent. None: the devices of all machines
-            divide the variables.
+            all variables (hybrid sharding, HSDP). Weights are then sent only inside machines;
+            between machines only sums of shards of gradients are sent. None: the devices of all
+            machines divide the variables.
     """
 
     state: Divided
@@ -113,7 +113,7 @@ def is_small(sharding: object, shape: Sequence[int]) -> bool:
 @final
 @dataclass(frozen=True)
 class Region:
-    """The elements that a shard has: a range of columns, once its value is laid out in equal rows.
+    """The elements of a shard: a range of columns of its variable, laid out in equal rows.
 
     A shard of flattened values has one row. A shard along an axis has as many rows as there are
     elements along the axes before that axis.
@@ -157,7 +157,7 @@ class HeldShard:
         write: A function that replaces the shard's elements by the elements of a NumPy array of any
         shape.
         is_first: Whether this is the first of several equal shards, if each machine has one.
-        path: The path of the variable, which errors name.
+        path: The path of the variable, for error messages.
     """
 
     region: Region
@@ -169,7 +169,7 @@ class HeldShard:
 
 
 def scaled(value: float) -> tuple[float, str]:
-    """Scales a number below 1000; returns the scaled number and the prefix of its unit."""
+    """Divides a number by 1000 until it is less than 1000; returns it with its unit's prefix."""
     for prefix in ("", "k", "M", "G"):
         if abs(value) < 1000:
             return value, prefix

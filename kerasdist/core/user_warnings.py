@@ -16,7 +16,7 @@ _PATHS = ("stdlib", "purelib", "platlib", "scripts")
 LIBRARIES = (PACKAGE, *(f"{sysconfig.get_path(name)}{os.sep}" for name in _PATHS))
 """The folders of code that is not the user's: kerasdist, Python, installed packages."""
 
-# Code of these packages is not the user's. Any other package's may be, even if it is installed.
+# Code of these packages is not the user's. Code of any other installed package may be the user's.
 _PACKAGES = frozenset(
     ("kerasdist", "keras", "tensorflow", "torch", "jax", "contextlib", "functools", "threading")
 )

@@ -33,7 +33,7 @@ def replacing(path: str | os.PathLike[str], *, survives: bool = True) -> Generat
         return
     path = Path(os.path.realpath(path))  # a link's target is replaced, not the link itself
     # The name keeps its extension, because Keras chooses the format by the extension. It includes
-    # the process and the thread, because several of them may write to the same path.
+    # the process and the thread, because several threads may write to the same path.
     writer = f"{os.getpid()}-{threading.get_native_id()}"
     unfinished = path.with_name(f"unfinished-{writer}-{path.name}")
     _unfinished.add(str(unfinished))

@@ -29,7 +29,7 @@ _NO_FILES, _FEW_FILES = "unshardable source dataset", "Could not apply FILE base
 
 @functools.cache
 def as_class_of_keras(kind: type, base: type) -> type:
-    """Returns a subclass of `kind` and of Keras's class `base`; `kind` itself if it is one."""
+    """Returns a subclass of `kind` and Keras's class `base`; `kind` if it derives from `base`."""
     if issubclass(kind, base):
         return kind
     body = {"__module__": kind.__module__, "__doc__": kind.__doc__}
@@ -239,7 +239,7 @@ def leave_accelerators() -> None:
     """
     if backend_name() == "tensorflow":
         return
-    # If TensorFlow is imported later, it shall take no more GPU memory than it needs.
+    # If TensorFlow is imported later, it must take no more GPU memory than it needs.
     os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
     config = getattr(sys.modules.get("tensorflow"), "config", None)
     if config is None:
@@ -392,7 +392,7 @@ def torch_rows(adapter: object, chosen: Chosen) -> Iterator[tuple[Any, int]]:
 
     def batches() -> Iterator[tuple[Any, int]]:
         set_epochs_read(every, epochs_read(adapter))  # Keras orders the rows with the first batch
-        # The loader itself would turn the numbers into a tensor, and Keras that into a list again.
+        # The loader itself would turn the numbers into a tensor, and Keras the tensor into a list.
         for numbers in loader.batch_sampler:
             yield take_rows(np.asarray(chosen(numbers))), len(numbers)
 

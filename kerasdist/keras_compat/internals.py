@@ -13,13 +13,13 @@ _UNSCALE = "keras.src.losses.loss:unscale_loss_for_distribution"
 _TENSORFLOW, _TORCH, _COMPILED = ("tensorflow",), ("torch",), ("jax", "torch")
 _BY_REPLICA = ("tensorflow", "torch")  # on JAX, `fit` is one global program
 
-# What several internals are needed for.
+# Features that need several internals.
 _each_fit = partial(internal, feature=_FIT, in_each_fit=True)
 _sharding = partial(internal, feature="sharding=", backends=_TORCH)
 _first_batch = partial(
     internal,
     feature="the comparison of a first batch with one device",
-    without="it is made before a user-defined step has built all",
+    without="the comparison is made before a user-defined step has built everything",
     backends=_TENSORFLOW,
 )
 _wiring = partial(
@@ -38,7 +38,7 @@ _outside_optimizer = partial(
 _files = partial(
     internal,
     feature="a file of weights that does not fit a sharded model is refused before it is loaded",
-    without="Keras refuses it when some weights have changed",
+    without="Keras refuses such a file only when some weights have already changed",
     backends=_COMPILED,
 )
 _background = partial(
@@ -48,7 +48,7 @@ _background = partial(
 )
 _own_rows = partial(
     internal,
-    feature="workers that read their own rows alone of arrays",
+    feature="workers that read only their own rows of arrays",
     without="workers read whole batches of arrays, and take their rows",
 )
 _pipeline = partial(internal, feature="BackupAndRestore with tf.data")
@@ -82,17 +82,17 @@ USES_TORCH_COMPILE = Internal(
 EPOCH_ITERATOR = internal(
     "keras.src.trainers.epoch_iterator:EpochIterator._get_iterator",
     "the types of a dataset's batches",
-    "the dataset is made once more, to look at its types",
+    "the dataset is made a second time, to read its types",
     _TENSORFLOW,
 )
 INITIALIZE_DDP = Internal(
     {"keras:Model._initialize_ddp": "3.16"},
-    "models outside of the scope in a job's process, which Keras would wrap",
+    "models made outside of the scope in a job, which Keras would wrap in DistributedDataParallel",
     "such a model is refused in a job",
     _TORCH,
 )
 
-# The epoch with which `fit` begins; None lets its argument decide.
+# The epoch with which `fit` begins; if it is None, the argument `initial_epoch` decides.
 INITIAL_EPOCH = internal("keras:Model._initial_epoch", "BackupAndRestore")
 COMPILED_LOSS = _first_batch("keras:Model._compile_loss")
 COMPILED_METRICS = _first_batch("keras:Model._compile_metrics")
@@ -101,7 +101,7 @@ HISTORY = _wiring("keras.src.ops.node:Node._keras_history")
 INPUT_SIGNATURE = internal(
     "keras.src.export.export_utils:get_input_signature",
     "the share of the peak rate in Telemetry",
-    "it is left out",
+    "Telemetry leaves this share out",
 )
 CALLBACK_MODEL = internal(
     "keras:callbacks.Callback._model",
@@ -114,7 +114,7 @@ CHOOSE_COMPARISON = internal(
 TREE = internal(
     "keras.src.tree.tree_api:tree_impl",
     "keras.tree on values of replicas",
-    "it takes them for leaves",
+    "keras.tree takes these values for leaves",
 )
 CUSTOM_NAMES = _saved_parts("keras.src.saving.object_registration:GLOBAL_CUSTOM_NAMES")
 EXPORTED_NAMES = _saved_parts("keras.src.api_export:REGISTERED_OBJS_TO_NAMES")
@@ -169,7 +169,7 @@ SYNCHRONIZATION = internal(
     "keras:Variable._synchronization", "BatchNormalization that was made outside of the scope"
 )
 DTYPE = internal(
-    "keras:Variable._dtype", "the type of weights", "it is taken from the stored value"
+    "keras:Variable._dtype", "the type of weights", "the type is taken from the stored value"
 )
 SHAPE = _sharding("keras:Variable._shape")
 AUTOCAST = internal("keras:Variable._maybe_autocast", "mixed precision", backends=_COMPILED)
@@ -225,7 +225,7 @@ NN_BATCH_NORMALIZATION = Internal(
         "keras.src.backend:nn.batch_normalization": "3.12 to 3.15",
     },
     "fused BatchNormalization on GPUs",
-    "it takes more time",
+    "normalization takes more time",
     _TORCH,
 )
 
@@ -264,7 +264,7 @@ APPLY_SCALED = internal(
 STRATEGY_OF_OPTIMIZER = internal(
     "keras:Optimizer._distribution_strategy",
     _FIT,
-    "it is found among the attributes, by what it has",
+    "the strategy is found among the optimizer's attributes, by the members that it has",
     _TENSORFLOW,
 )
 VARIABLE_KEY = _outside_optimizer("keras:Optimizer._var_key")

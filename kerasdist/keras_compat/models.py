@@ -156,9 +156,9 @@ def _letters(name: str) -> str:
 def wiring(model: Any) -> list[tuple[Any, list[Any]]]:
     """Returns the operations of a Functional model, and the arguments of each of their calls.
 
-    A constant argument is returned as it is. For any other argument three numbers are returned:
-    those of the operation that made it, of the call of this operation, and of the call's output.
-    The list is empty for a model that is not Functional.
+    A constant argument is returned as it is. For any other argument three numbers are returned: the
+    number of the operation that made the argument, of the operation's call, and of the call's
+    output. The list is empty for a model that is not Functional.
     """
     known = internals.NODES.is_there() and internals.HISTORY.is_there()
     if not known or not isinstance(model, keras.Function):
@@ -412,7 +412,7 @@ def seed_states(model: keras.Model) -> list[Any]:
 
 @functools.cache
 def require_scaling(*, in_fit: bool) -> None:
-    """Refuses losses in replicas, if Keras lacks the functions that divide a mean by the replicas.
+    """Refuses losses in replicas, if Keras lacks the functions that divide by the replicas' number.
 
     On TensorFlow Keras itself divides in these functions, which kerasdist must prevent in `fit`. On
     other backends, kerasdist divides in them in custom loops.
@@ -427,7 +427,7 @@ def require_scaling(*, in_fit: bool) -> None:
 
 def register_tree_node(kind: type[Any]) -> None:
     """Lets `keras.tree` flatten and rebuild the objects of a class, which have `values`."""
-    # Keras's module for the tree library that it has chosen
+    # Keras has one module for each tree library; this is the module of the library that it uses.
     tree: Any = internals.TREE.get() if internals.TREE.is_there() else None
     if hasattr(tree, "torch_tree"):
         torch_tree = tree.torch_tree
@@ -463,7 +463,7 @@ def set_keras_mask(tensor: Any, mask: Any) -> None:
 
 
 def keep_keras_mask(before: Any, after: Any, change: Callable[[Any], Any] | None = None) -> Any:
-    """Gives a tensor the mask of the one that it was made from, changed alike; returns it."""
+    """Gives `after` the mask of `before`, changed by `change`; returns `after`."""
     mask = get_keras_mask(before)
     if mask is not None:
         set_keras_mask(after, mask if change is None else change(mask))

@@ -71,8 +71,8 @@ def apply_combined_gradients(optimizer: Any, gradients: list[Any], variables: An
 def apply_scaled_gradients(optimizer: Any, gradients: list[Any], variables: Any) -> None:
     """Does the same as ``LossScaleOptimizer.apply``, in code that JAX traces.
 
-    Keras's own method leaks traced values from its branches, of which one is for gradients that
-    are not finite (seen with 3.15.1). Its stateless form does not leak them.
+    Keras's own method has one branch for finite gradients and one for others, and leaks traced
+    values from these branches (seen with 3.15.1). `stateless_apply` does not leak them.
     """
     if not optimizer.built:
         with keras.name_scope(optimizer.name, caller=optimizer):
@@ -92,8 +92,8 @@ def apply_scaled_gradients(optimizer: Any, gradients: list[Any], variables: Any)
 def index_variables(optimizer: Any) -> None:
     """Lets a TensorFlow optimizer find its slots after its model's variables were recreated.
 
-    The optimizer looks up the slots of a Keras variable by its TensorFlow variable, which is a new
-    one now.
+    The optimizer looks up the slots of a Keras variable by its TensorFlow variable, which has been
+    replaced.
     """
     variables, key_of = optimized_variables(optimizer), internals.VARIABLE_KEY.of(optimizer)
     numbers = internals.NUMBERS_OF_VARIABLES.of(optimizer)

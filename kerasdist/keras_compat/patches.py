@@ -1,9 +1,9 @@
 """The table of everything that is patched in Keras, and the code that applies the patches.
 
 A row of the table names the functions that run in place of one function of Keras. The first
-argument of each function is the next function of the row, or for the last one Keras's own function;
-the arguments of the call follow. For a model without a strategy, and for code outside of replicas,
-a function only calls Keras's own, so that plain Keras code runs.
+argument of each function is the next function of the row; the last function of the row gets Keras's
+own function. The arguments of the call follow. For a model without a strategy, and for code outside
+of replicas, a function only calls its first argument, so that plain Keras code runs.
 
 If a class in `BASES` inherits a method, nothing of Keras is replaced. Instead the class gets one
 more base class before Keras's, with the functions as its methods. A subclass that overrides such a
@@ -97,7 +97,7 @@ PATCHES: tuple[Patch, ...] = (
     # Metrics, and the losses of layers.
     *_of("keras:Metric", "__init__", "results are those of all replicas", "metric_created"),
     *_of(_LAYER, "add_loss losses", "a replica has the losses that its layers add"),
-    _at(internals.CLEAR_LOSSES, "clear_losses", "clears those of the replica"),
+    _at(internals.CLEAR_LOSSES, "clear_losses", "clears the replica's losses"),
     # Files, which only the chief of a job writes.
     _at(internals.SAVE_MODEL, "save", "only the chief writes the file"),
     _at(internals.SAVE_WEIGHTS, "save", "only the chief writes the file"),
@@ -110,14 +110,14 @@ PATCHES: tuple[Patch, ...] = (
     _at(internals.LOSS_OF_FUNCTION, "call_loss", "losses that mix examples see all rows"),
     Patch(("reduce_loss",), internals.REDUCE_WEIGHTED_VALUES, "the mean of the global batch"),
     _at(internals.SCALE_LOSS, "scale_loss scale_outside", "custom loops: divides by the replicas"),
-    _at(internals.UNSCALE_LOSS, "unscale_loss scale_outside", "undoes it"),
+    _at(internals.UNSCALE_LOSS, "unscale_loss scale_outside", "undoes this division"),
     _at(internals.SCALE_LOSS_IN_FIT, "scale_loss scale_outside", "where Keras divides"),
-    _at(internals.UNSCALE_LOSS_IN_FIT, "unscale_loss scale_outside", "undoes it"),
+    _at(internals.UNSCALE_LOSS_IN_FIT, "unscale_loss scale_outside", "undoes this division"),
     _at(internals.APPLY_MASK, "apply_mask", "counts a mask over the global batch"),
     *_of(_NORMALIZATION, "__init__", "allows synchronized=True", "batch_norm_created"),
     *_of(_NORMALIZATION, "call", "adopts statistics made outside of a scope", "batch_norm_called"),
     _at(internals.BATCH_MOMENTS, "moments_of_mesh batch_moments", "moments of the global batch"),
-    _at(internals.NN_BATCH_NORMALIZATION, "nn_normalization", "the same in fused kernels"),
+    _at(internals.NN_BATCH_NORMALIZATION, "nn_normalization", "normalizes by fused kernels"),
     # LossScaleOptimizer overrides methods that other optimizers inherit.
     *_of(_LOSS_SCALE, "apply", "sums gradients over replicas", "apply apply_outside apply_scaled"),
     *_of(_LOSS_SCALE, "scale_loss", "weights the loss before the scale", "scale_by_optimizer"),
@@ -128,7 +128,7 @@ PATCHES: tuple[Patch, ...] = (
     # On PyTorch, code of the backward pass and torch's own modules must find their replica.
     _at(internals.REMAT, "remat", "runs again in its replica"),
     _at(internals.CUSTOM_GRADIENT, "custom_gradient", "runs in its replica"),
-    *_of(_TORCH_MODULE, "parameters", "gives the replica's", "module_parameters", _TORCH),
+    *_of(_TORCH_MODULE, "parameters", "the replica's parameters", "module_parameters", _TORCH),
     *_of(_TORCH_MODULE, "call", "calls the replica's module", "module_call", _TORCH),
     # Keras compares a class's `compile` with `compile` of its trainer, so both must be the same.
     *_of(_MODEL, "compile", "optimizer and metrics belong to the model's strategy"),
@@ -153,15 +153,15 @@ PATCHES: tuple[Patch, ...] = (
     *_of(_OPTIMIZER, "apply", "sums gradients over replicas", "apply apply_outside"),
     *_of(_OPTIMIZER, "scale_loss", "weights the loss", "scale_by_optimizer"),
     *_of(_OPTIMIZER, "build", "TensorFlow: mirrors variables from outside"),
-    *_of(_OPTIMIZER, "add_variable_from_reference", "notes whose slot it is", "slot"),
+    *_of(_OPTIMIZER, "add_variable_from_reference", "notes the weight of a slot", "slot"),
     *_of(_OPTIMIZER, "stateless_apply", "JAX: updates shards"),
     _at(internals.APPLY_GRADIENTS, "update", "updates shards"),
     _at(internals.CLIP_GRADIENTS, "clip", "norms count all shards"),
     _at(internals.UPDATE_AT_ONCE, "update_in_groups", "needs less memory and time"),
     # Methods that a layer gets from an extra base class.
-    *_of(_LAYER, "named_parameters", "gives the replica's", on=_TORCH),
+    *_of(_LAYER, "named_parameters", "gives the replica's parameters", on=_TORCH),
     _at(internals.TRACK_VARIABLES, "track", "registers shards as parameters"),
-    _at(internals.TRACK_VARIABLE, "track", "the same, of a layer that is built"),
+    _at(internals.TRACK_VARIABLE, "track", "registers shards of a layer that is built"),
     # Methods that a variable gets from an extra base class. Later versions of Keras define `assign`
     # and `__repr__` in the class itself, where they are replaced.
     *_of(
@@ -311,8 +311,9 @@ def _as_function(call: Function, original: Function) -> Function:
 
         call = hooked
     call = functools.update_wrapper(call, original)
-    # Keras reads the signature of a layer's `__init__` without following `__wrapped__`, so it is
-    # set. It is not set for `build`, whose attributes Keras copies to a function without `self`.
+    # Keras reads the signature of a layer's `__init__` without following `__wrapped__`, so the
+    # signature is set. It is not set for `build`: Keras copies the attributes of `build` to a
+    # function without `self`.
     if original.__name__ != "build":
         call.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]
     return call

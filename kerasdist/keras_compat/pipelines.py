@@ -119,9 +119,9 @@ class PipelineFacts:
     Attributes:
         calls_python: Whether the pipeline calls Python code, whose state TensorFlow cannot save.
         draws: Whether the pipeline's functions draw new random numbers in each iteration.
-        is_cached: Whether a cache makes all iterations equal to the first one. For such a pipeline
-            TensorFlow may save an empty state: if an iterator continues from a state that was saved
-            before the cache was full, and its state is saved again.
+        is_cached: Whether a cache makes all iterations equal to the first one. If an iterator over
+            such a pipeline continues from a state that was saved before the cache was full, and its
+            state is saved again, TensorFlow may save an empty state.
         unrepeatable: The operations that draw without a seed or from a variable.
     """
 

@@ -52,7 +52,7 @@ class Snapshot:
     """
 
     def __init__(self, model: keras.Model, memory: Memory, *, weights_only: bool) -> None:
-        """Copies the state to the host. All workers must call it if reads need all workers."""
+        """Copies the state to the host. If reads need all workers, all must make the snapshot."""
         assets = None if weights_only else internals.ASSETS_FILE.get()
         self._texts = None if weights_only else internals.SERIALIZE_MODEL.get()(model)
         self._assets: Any = None if assets is None else assets(_ASSETS, mode="w")

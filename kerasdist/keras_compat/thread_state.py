@@ -33,7 +33,7 @@ def place_of_state() -> tuple[Any, str]:
 
 
 def _name_of(internal: Internal) -> str:
-    """Returns the name of an entry of the state; Keras has it as a constant or in a function."""
+    """Returns the name of an entry of the state; Keras has the name in a constant or a function."""
     name = KNOWN.get(internal)
     if name is None:
         internal.require()
@@ -144,7 +144,7 @@ def has_no_seed_generator() -> bool:
     return SEED_GENERATOR.path is not None and of_thread(SEED_GENERATOR) is None
 
 
-# These get and set the generator of seeds for draws without a seed in this thread.
+# These two functions get and set this thread's generator of seeds for draws without a seed.
 global_seed_generator = partial(of_thread, SEED_GENERATOR)
 set_global_seed_generator = partial(keep_of_thread, SEED_GENERATOR)
 

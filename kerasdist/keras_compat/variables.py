@@ -87,7 +87,7 @@ def stored_value(variable: keras.Variable) -> Any:
 
     In a trial this is the value of the trial's copy. The result is also None if this version of
     Keras stores values in another way. Then strategies refuse to make variables, and Keras itself
-    reads all others.
+    reads the variables of models without a strategy.
     """
     trial = current.trial
     return getattr(variable, "_value", None) if trial is None else trial.get_current_value(variable)

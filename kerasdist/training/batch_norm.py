@@ -2,9 +2,9 @@
 
 In `fit` a layer normalises by the global batch, as on one device, unless the strategy asks for each
 replica's own rows. In custom loops, as in ``tf.distribute``, a layer normalises by its replica's
-own rows, unless the layer has ``synchronized=True`` or the strategy asks for it. If the layer is
-not synchronized, each replica of a custom loop has its own moving statistics, and code outside of
-replicas reads their mean, as in ``tf_keras``. (Keras 3 does not take this mean, so under
+own rows, unless the layer has ``synchronized=True`` or the strategy asks for the global batch. If
+the layer is not synchronized, each replica of a custom loop has its own moving statistics, and code
+outside of replicas reads their mean, as in ``tf_keras``. (Keras 3 does not take this mean, so under
 ``tf.distribute`` only the first replica's statistics count.)
 
 One all-gather is enough to compute the mean and variance of the global batch. Each replica sends

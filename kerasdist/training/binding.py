@@ -18,11 +18,11 @@ _bound: weakref.WeakKeyDictionary[type, weakref.WeakValueDictionary[tuple[type, 
 
 
 def bind(instance: object, front: type, *behind: type) -> None:
-    """Gives an object a subclass of its class in which `front` comes first, unless it has one.
+    """Gives an object a subclass of its class with `front` first, unless it already has `front`.
 
-    Each class of `behind` has one base class, from which the object's class also derives. Its place
-    in the order of the bases is right before that base class, so it gets each call that the
-    object's class passes to the base class by ``super()``.
+    Each class of `behind` has one base class, from which the object's class also derives. In the
+    order of the bases, the class of `behind` comes right before that base class, so it gets each
+    call that the object's class passes to the base class by ``super()``.
     """
     if not isinstance(instance, front):
         object.__setattr__(instance, "__class__", _bound_class(type(instance), front, behind))

@@ -114,7 +114,8 @@ def _model_created(original: Original, kind: type, *args: object, **kwargs: obje
     if strategy is not None and strategy.replica_set is not None:
         strategy.is_used = True
         if strategy.num_replicas_in_sync > 1:
-            # A lack of what `fit` needs is reported now: Keras hides errors while it builds layers.
+            # If Keras lacks what `fit` needs, this raises an error now. Later, Keras would hide the
+            # error, because it hides errors while it builds layers.
             keras_compat.require_each_fit()
         trainer_class = strategy.replica_set.trainer_class
         _install_trainer(trainer_class)

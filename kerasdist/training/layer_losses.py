@@ -5,8 +5,8 @@ replica. Inside a ``keras.StatelessScope`` of Keras or of the user (``stateless_
 step on JAX), Keras keeps these losses in that scope.
 
 The penalties L1 and L2 are means over the examples, because Keras divides them by the number of
-rows, so they need no change. Any other activity regularizer gets the rows of all replicas. So do L1
-and L2 with a Keras before 3.14, which does not divide them.
+rows, so they need no change. Any other activity regularizer gets the rows of all replicas. With
+Keras before 3.14, which does not divide L1 and L2, these two get the rows of all replicas, too.
 """
 
 from __future__ import annotations

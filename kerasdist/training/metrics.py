@@ -175,7 +175,7 @@ class GlobalBatchMetric:
             return super().update_state(*args, **kwargs)  # type: ignore[misc]
 
     def add_variable(self, *args: object, **kwargs: object) -> Any:
-        """Makes a state variable; it is no sum if every replica has updated it with all rows."""
+        """Makes a state variable; if updated with all rows, a read takes one replica's value."""
         if self in _of_global_batch:
             kwargs["aggregation"] = "only_first_replica"
         return super().add_variable(*args, **kwargs)  # type: ignore[misc]
@@ -197,7 +197,7 @@ def metrics_of(model: Any) -> Iterator[Any]:
 def prepare(model: Any, strategy: Strategy) -> None:
     """Prepares the metrics and penalties of a model for `fit`, even those made outside the scope.
 
-    Losses and random draws that could not be exact raise an error.
+    Raises an error for losses and random draws that replicas cannot compute exactly.
     """
     numerics.require_losses(model)
     randomness.require_draws(model)
@@ -264,8 +264,8 @@ def _shared(values: Any, sample_weight: Any) -> tuple[Any, Any]:
     weight = replica.local_batch.weight
     if ops.ndim(values) > 0:
         if not isinstance(weight, float) and _is_number_of_rows(sample_weight):
-            # Keras weights an unreduced loss by its number of rows. An empty replica has one row
-            # in place of none, which must not count.
+            # Keras weights an unreduced loss by its number of rows. An empty replica has one
+            # stand-in row, which must not count.
             sample_weight = ops.where(weight > 0, sample_weight, ops.zeros_like(sample_weight))
     else:
         if not isinstance(weight, float):

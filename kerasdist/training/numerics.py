@@ -63,7 +63,8 @@ def call_loss(original: Callable[..., Any], loss: Any, y_true: Any, y_pred: Any)
     """Calls a loss made from a function; if Keras's function mixes examples, it gets all rows.
 
     All replicas must call this function. Most functions that mix examples return one value for all
-    rows. Only `circle` returns a value for each row; of these, this replica's are returned.
+    rows. Only `circle` returns a value for each row; then the values of this replica's rows are
+    returned.
     """
     replica = current.fit_replica
     if replica is None or getattr(loss.fn, "__name__", "") not in keras_compat.MIXING:

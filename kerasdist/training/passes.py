@@ -2,7 +2,7 @@
 
 A pass calls the model for some of a replica's rows; a backend's trainer makes the passes. If a
 layer depends on other rows of the batch, or keeps state from its calls, passes give other results
-than one call. Such layers raise an error once they are seen.
+than one call. Training a model with such a layer raises an error.
 """
 
 from __future__ import annotations

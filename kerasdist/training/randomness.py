@@ -18,10 +18,10 @@ from kerasdist.keras_compat import internals, ops
 
 # The distance between the seeds of two replicas: the 32-bit golden ratio, halved to fit int32.
 # The distance must be large: torch's generator adds the two numbers of a seed, and one of them
-# counts up, so with a small distance a replica would repeat the draws of the next one.
+# counts up. With a small distance, a replica would therefore repeat the draws of the next replica.
 _STRIDE = 0x4F1BBCDC
 
-# For each random function of Keras's backend: the argument whose first axis is that of the rows.
+# For each random function of Keras's backend: the argument whose first axis is the axis of rows.
 _SIZED_BY = {
     "normal": "shape",
     "uniform": "shape",
@@ -75,7 +75,7 @@ def _span(count: Any, replica: Any) -> tuple[Any, Any]:
     """Returns how many entries one device draws, and where this replica's entries begin in them.
 
     The replica itself would draw `count` entries. If `count` is not a multiple of the replica's
-    rows, as for noise on weights, it is returned unchanged, and the entries begin at 0.
+    rows, as for noise on weights, `count` is returned unchanged, and the entries begin at 0.
     """
     size, total = replica.local_batch.size, replica.local_batch.total
     if all(isinstance(one, int) for one in (count, size, total)):

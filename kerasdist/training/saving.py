@@ -1,7 +1,8 @@
 """Saving under a strategy: the file is complete or as it was, whichever workers call `save`.
 
 If all workers save to one path, the chief writes the file and the others wait for it. If each
-worker has a path of its own, or only one worker saves, each writes its own file. See ADR 15.
+worker has a path of its own, or only one worker saves, each worker that saves writes its own file.
+See ADR 15.
 
 Models of KerasHub have methods of their own that write files. For Hugging Face's format, such a
 method puts all weights into a dictionary and writes this to a file. kerasdist gives the method
@@ -70,7 +71,7 @@ def save(
         # `replacing` writes to the target of a link, so the target's folder is checked.
         if all_read and not (makes_folders or os.access(Path(path).resolve().parent, os.W_OK)):
             # The write below will fail before it reads a variable. The other workers wait for
-            # this worker's reads, so they are made here.
+            # this worker's reads, so this worker reads the variables here.
             with tempfile.TemporaryDirectory() as folder:
                 write_into(folder)
         try:
@@ -83,7 +84,7 @@ def save(
 
     def write_whole() -> None:
         if function == "save_weights_only" and not (is_one_file or whole_files.is_remote(path)):
-            # Files that name each other, each of which replaces the one that was there.
+            # The files name each other. Each new file replaces an old file of the same name.
             with tempfile.TemporaryDirectory(prefix="unfinished-", dir=Path(path).parent) as folder:
                 write_into(folder)
                 for file in Path(folder).iterdir():
@@ -189,7 +190,7 @@ def _export(original: Original, model: keras.Model, path: str) -> None:
                 "Expected a model whose weights are floats, to export it to transformers. "
                 f"Received: layer={layer.path!r}, quantized to {mode}. Write its adapters by "
                 "`backbone.save_lora_weights`, load them by `load_lora_weights` into the model as "
-                "it was before it was quantized, and export that one."
+                "it was before it was quantized, and export that model."
             )
     parent, symbols = Path(path).parent, _Symbols()
     parent.mkdir(parents=True, exist_ok=True)
@@ -205,7 +206,7 @@ def _export(original: Original, model: keras.Model, path: str) -> None:
 
 @final
 class _Seen:
-    """A layer with symbols for its variables; a weight's symbol includes the LoRA adapters."""
+    """Stands for a layer, with symbols as variables; a weight's symbol includes LoRA adapters."""
 
     def __init__(self, layer: keras.Layer, symbols: _Symbols) -> None:
         self._layer = layer

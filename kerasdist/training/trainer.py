@@ -132,7 +132,7 @@ class ReplicatedTrainer:
     @contextmanager
     def building(self) -> Generator[None]:
         """Opens the scope, so that the variables that building makes belong to the strategy."""
-        # A replica's step may build another model; there the strategy is already in force.
+        # A replica's step may build another model; in such a step the strategy is already in force.
         with (
             self.strategy.scope() if current.replica is None else nullcontext(),
             nullcontext() if current.replicas else whole_step(self.strategy),
@@ -151,8 +151,8 @@ class ReplicatedTrainer:
         """Computes the loss of `compile`; a single target for several outputs becomes a list.
 
         Keras 3.15 takes an eager tensor for a list of targets if the tensor has as many rows as the
-        model has outputs. A replica's rows may be that many even if those of the global batch are
-        not.
+        model has outputs. A replica may have that number of rows even if the global batch has
+        another number.
         """
         nested = keras.tree.is_nested
         if current.fit_replica is not None and nested(y_pred) and not nested(y) and y is not None:
@@ -179,7 +179,7 @@ class ReplicatedTrainer:
     def keep_rows(self, rows: int | None, examples: int) -> None:
         """Sets `most_rows`, which was found for batches of `examples` examples.
 
-        The models inside of this one get the same number, because its step may call them directly.
+        Models inside of this model get the same number, because its step may call them directly.
         """
         for layer in [self.model, *keras_compat.flat_layers(self.model)]:
             trainer = trainer_of(layer)

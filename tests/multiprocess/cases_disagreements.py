@@ -294,7 +294,7 @@ def on_the_order_of_a_source(lab):
     for kind, make in other.items():
         said = (
             "same batches before the next step.*Received: x of batch 1=.*checksum.*on worker .*, "
-            r".* on worker.* \(further differences: y.*Give what shuffles a seed"
+            r".* on worker.* \(further differences: y.*Shuffle with a seed"
         )
         with lab.raises(kd.errors.DisagreementError, said):
             model.fit(make(), epochs=2, verbose=0)

@@ -44,7 +44,7 @@ _OF_KERAS = (keras.Variable, keras.Layer, keras.Metric, keras.optimizers.Optimiz
 _PLAIN = (bool, int, float, str, type(None))
 _NUMBERS = "biufc"
 
-# Code, and objects that the script makes again: a backup saves nothing of them.
+# Types of code and of objects that the script makes again. A backup does not save such values.
 _CODE = (
     type,
     types.FunctionType,
@@ -93,7 +93,7 @@ class Encoder:
         }
 
     def held(self) -> list[object]:
-        """Returns the values with the ids that `filled` contains."""
+        """Returns the values whose ids `filled` contains; the caller must keep them alive."""
         return [value for value, *_ in self._seen.values()]
 
     def attributes(self, values: Mapping[str, object], name: str) -> dict[str, Form]:
@@ -140,7 +140,7 @@ class Encoder:
         return self._object(value, where, depth)
 
     def _keep_form(self, value: object, where: str, form: Form) -> Form:
-        """Records which value a form belongs to, and whether it is still the script's own value."""
+        """Records the value of a form, and whether the value is still the script's own object."""
         one = where, id(value)
         self.filled.add(one)
         self._seen[id(value)] = value, form, where, self._attribute
@@ -166,10 +166,10 @@ class Encoder:
         return form
 
     def _is_there(self, value: object, where: str) -> bool:
-        """Returns whether the script itself makes a value of this type here, which can be filled.
+        """Returns whether the script itself makes a value of this type here, so that it is filled.
 
-        An object of Keras must also have the same number of variables, which an optimizer gets only
-        in its first update.
+        An object of Keras must also have the same number of variables: an optimizer, for example,
+        gets its variables only in its first update.
         """
         count = len(_variables(value)) if isinstance(value, _OF_KERAS) else None
         one = where, (type(value), count)
@@ -237,7 +237,7 @@ def _checksum(array: np.ndarray) -> list[object]:
 
 
 def numbered(form: object, arrays: list[np.ndarray]) -> Any:
-    """Returns a form as JSON, with numbers instead of its arrays, which are added to `arrays`."""
+    """Returns a form as JSON: each array is appended to `arrays` and replaced by its number."""
 
     def number(array: np.ndarray) -> dict[str, int]:
         arrays.append(array)
@@ -258,8 +258,8 @@ def filled(form: object, arrays: Sequence[np.ndarray | None]) -> Any:
 def decode(form: object, current: object = None, named: dict[str, Any] | None = None) -> Any:
     """Converts a form back to a value; a value that is still the script's own is filled in place.
 
-    ``named`` has the values that several attributes of an object hold, by the place at which each
-    value was found first.
+    ``named`` contains the values that several attributes of an object hold. Its keys are the places
+    at which the values were found first.
     """
     if not isinstance(form, dict):
         return form
@@ -301,7 +301,7 @@ def _items(form: Form, current: object, named: dict[str, Any]) -> list[Any]:
 
 
 def _prepare_value(form: Form, kind: str, current: object, named: dict[str, Any]) -> Any:
-    """Returns the object that a form's items will fill; for any other form, its value."""
+    """Returns the object that a form's items will fill; the value itself if a form has no items."""
     if "new" in form and isinstance(current, _FILLED):
         current = copy.copy(current)
     if kind == "dict":
@@ -352,7 +352,7 @@ def _restored(form: Form, kind: str, current: Any, named: dict[str, Any]) -> Any
 def set_attributes(
     value: object, forms: dict[str, Any], named: dict[str, Any] | None = None
 ) -> None:
-    """Restores the attributes of an object."""
+    """Sets the attributes of an object to the values of their forms."""
     own, named = vars(value), {} if named is None else named
     for name, form in forms.items():
         if form == GONE:
@@ -368,8 +368,8 @@ def _variables(value: Any) -> Sequence[Any]:
 def _is_of_python(value: object) -> bool:
     """Returns whether an object's attributes are its whole state.
 
-    Its type must have Python's default `__reduce_ex__`, which `copy` uses too, and this must accept
-    the object.
+    Its type must have Python's default `__reduce_ex__`, which `copy` uses too, and this method must
+    accept the object.
     """
     kind = type(value)
     if kind.__reduce__ is not object.__reduce__ or kind.__reduce_ex__ is not object.__reduce_ex__:
@@ -393,8 +393,9 @@ _MUTABLE = (*_FILLED, bytearray, np.random.Generator, np.random.RandomState, ran
 # Attributes that Keras and the base class of callbacks set.
 _OF_THE_CALL = frozenset(("params", "_model", "validation_data"))
 
-# Attributes that Keras's callbacks derive from their arguments when the first epoch ends
-# (`_set_monitor_op` changes `min_delta`), and handles of open files.
+# A backup leaves out the attributes in `_OF_MONITOR` and `_OF_CSV`. Keras's callbacks derive the
+# former from their arguments when the first epoch ends (`_set_monitor_op` changes `min_delta`); the
+# latter belong to an open file. Of TensorBoard, a backup saves only `_COUNTS_OF_TENSORBOARD`.
 _OF_MONITOR = frozenset(("monitor_op", "min_delta"))
 _OF_CSV = frozenset(("csv_file", "writer", "append_header"))
 _COUNTS_OF_TENSORBOARD = ("_global_train_batch", "_global_test_batch", "_previous_epoch_iterations")
@@ -416,7 +417,7 @@ class _Watched:
         self._there: Container[tuple[str, object]] | None = None
         forms, encoder = self._encoded()
         self._at_begin = {key: digest(form) for key, form in forms.items()}
-        # The values are kept so that their replacements do not get their ids.
+        # The old values are kept alive, because a new value could get the id of a deleted one.
         self._there, self._held = encoder.filled, encoder.held()
 
     def _encoded(self) -> tuple[dict[str, Form], Encoder]:
@@ -441,13 +442,13 @@ class _Watched:
 
 @final
 class Remembering:
-    """Saves the attributes of some objects that have changed since `fit` began.
+    """Saves those attributes of some objects that have changed since `fit` began.
 
-    After a restart the script itself sets all other attributes. So little is saved, and attributes
-    that differ between processes, such as a start time, keep the new process's values.
+    After a restart the script itself sets all other attributes. So backups stay small, and
+    attributes that differ between processes, such as a start time, keep the new process's values.
 
     Attributes:
-        has_changed: Whether the newest state has any attribute.
+        has_changed: Whether the newest state contains a changed attribute.
     """
 
     has_changed = False
@@ -473,7 +474,7 @@ class Remembering:
                 _put_back(one, kept[1])
 
     def lost(self) -> list[str]:
-        """Returns what the newest state cannot restore, one line for each."""
+        """Returns the values that the newest state cannot restore, as one line of text each."""
         lines = []
         for one in self._watched:
             lines += _closures(one.object)

@@ -64,9 +64,9 @@ def is_same(
     if refused:
         raise BackupError(
             f"Expected the backup {path} to be of this call of fit. Received: {first_of(refused)}. "
-            "To train from the beginning, take another folder, or delete the backups in this one; "
-            "to continue from them, undo the changes of the script; to begin anew with their "
-            'weights, use BackupAndRestore(..., resume="weights").'
+            "To train from the beginning, delete the backups in this folder, or take another "
+            "folder; to continue from the backups, undo the changes of the script; to begin anew "
+            'with their weights, use BackupAndRestore(..., resume="weights").'
         )
     rates = [said for kind, said in apart if kind == _RATE]
     if rates:
@@ -79,7 +79,7 @@ def is_same(
     if doubted:
         warn_user(
             f"The script has changed since the backup {path} was written: {first_of(doubted)}. "
-            "Training goes on from it."
+            "Training goes on from this backup."
         )
     return True
 

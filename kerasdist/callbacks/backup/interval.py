@@ -2,8 +2,8 @@
 
 The number is chosen once for a run, after its first backup, and later backups contain it. So a
 restarted run saves its backups at the same batches as an uninterrupted run. This matters because
-sums of metrics are rounded at a backup; if each process chose the number anew, the time that it
-measures would decide at which batches that happens.
+sums of metrics are rounded at a backup. If each process chose the number anew, measured times would
+decide at which batches the sums are rounded.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _logger = logging.getLogger("kerasdist")
 def best_seconds(cost: float, between_failures: float) -> float:
     """Returns how many seconds to train between two backups, so that the least time is lost.
 
-    This is the formula of Daly (2006), which improves that of Young (1974), ``sqrt(2 * cost *
+    This is Daly's formula (2006), an improvement of Young's formula (1974), ``sqrt(2 * cost *
     mtbf)``.
 
     Args:
@@ -45,12 +45,12 @@ def best_seconds(cost: float, between_failures: float) -> float:
 
 @final
 class Interval:
-    """After how many batches of training a backup is due.
+    """Counts batches of training, and decides after which of them a backup is due.
 
-    With a number, a backup is due each time that this number of batches has passed in an epoch, and
-    at the end of the epoch. With ``"auto"``, batches are counted from one backup to the next,
-    across the ends of epochs. At the end of an epoch a backup is made if half of the batches have
-    passed, because it is cheaper to continue from there.
+    If `save_freq` is a number, a backup is due each time that this number of batches has passed in
+    an epoch, and at the end of the epoch. With ``"auto"``, batches are counted from one backup to
+    the next, across the ends of epochs. At the end of an epoch a backup is then made if half of the
+    batches have passed, because continuing from the end of an epoch is cheaper.
 
     Attributes:
         is_open: Whether the number of batches is still to be chosen.
@@ -71,7 +71,7 @@ class Interval:
         self._since: float | None = None
 
     def train_begins(self, at_once: int, replicas: int, kept: Sequence[int] | None) -> None:
-        """Restores the values of a backup; ``at_once`` is the number of batches of each call."""
+        """Restores the values of a backup; a call of the train function has ``at_once`` batches."""
         self._passed = self._last = self._trained = 0
         self._at_once, self._replicas, self._since = at_once, replicas, None
         if self._is_auto:
@@ -128,7 +128,7 @@ class Interval:
         """Chooses the number of batches by the time that ``save`` takes.
 
         Between two backups training must also take as long as ``wait``, which waits until a backup
-        is on the disk; otherwise the next backup would have to wait for the one before it.
+        is on the disk; otherwise the next backup would have to wait for the backup before it.
         All workers of the `job` must call this method; they use the chief's number.
         """
         assert self._since is not None  # as `is_measured` says

@@ -1,9 +1,9 @@
 """Copies of backups in the memory of hosts, so that a restarted job does not need its disk.
 
 A restart ends all processes, so a copy is a file in the memory of a host (``/dev/shm``), which
-outlives them. The chief writes one copy, and on each other host one worker writes a copy from the
-variables that it holds itself. So no data are lost if a host is lost. The launcher chooses the
-folder of the copies, which is the same in all attempts of a job, and removes it.
+outlives the processes. The chief writes one copy, and on each other host one worker writes a copy
+from the variables that it holds itself. So no data are lost if a host is lost. The launcher chooses
+the folder of the copies, which is the same in all attempts of a job, and removes the folder.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def prepare(place: Path, job: Job | None, *, sends: bool) -> Path | None:
     if job is not None and not sends:
         raise UnsupportedError(
             "Expected a model that was made in the scope of a strategy of all workers, for "
-            "keep_in_memory=True. Received: one that was made outside. Make it in "
+            "keep_in_memory=True. Received: a model made outside of a scope. Make it in "
             "`with strategy.scope():`."
         )
     there = os.environ.get(MEMORY)
@@ -102,8 +102,8 @@ def has_room(folder: Path, arrays: Sequence[Unread | np.ndarray]) -> bool:
 def bring_newest(memory: Path, disk: Path, job: Job) -> None:
     """Gives the chief the newest copy, unless the chief has a backup that is as new.
 
-    The chief may run on a host without a copy if its former host was lost. All workers must call
-    it. If the chief cannot write the copy, it warns and continues without a copy.
+    The chief may run on a host without a copy if its former host was lost. If the chief cannot
+    write the copy, it warns and continues without a copy. All workers must call this function.
     """
     listed = storage.newest_first(memory)
     own = [storage.number_of(listed[0]), listed[0].stat().st_size] if listed else [0, 0]

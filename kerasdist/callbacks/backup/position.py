@@ -2,8 +2,8 @@
 
 The states of all random generators are saved before each epoch, together with the changed
 attributes of the data source. (If `fit` has ``steps_per_epoch`` and the data continue from epoch to
-epoch, that is done only before the first epoch.) A source that is read again from this state yields
-the same batches, and the batches that were trained on are skipped.
+epoch, these are saved only before the first epoch.) A source that is read again from this state
+yields the same batches, and the batches that were trained on are skipped.
 
 Iterators of ``tf.data`` and Grain pipelines can save their place and continue from it. Loaders with
 ``state_dict`` and ``load_state_dict`` can, too. Such sources are read from the last saved place.
@@ -33,8 +33,8 @@ from kerasdist.input.sources import samplers_of
 Place = Mapping[str, Any]
 """A place in a source, in the form that a backup keeps.
 
-``count``: how many batches of the iteration come before it; ``forms``: the form of the place, and
-the form of what has changed in a loader's parts, such as its dataset.
+``count``: how many batches of the iteration come before the place; ``forms``: the form of the
+place, and the form of what has changed in a loader's parts, such as its dataset.
 """
 
 
@@ -46,12 +46,13 @@ class Places:
     Each iteration over a ``tf.data`` pipeline draws the seeds of its shuffles when it begins. So
     the place between two epochs is the beginning of the next epoch: that iterator is made in
     advance, and is used when Keras asks for it. A place within an epoch is saved together with the
-    place of the next epoch, because a pipeline that has read its shuffle to the end no longer has
-    the seeds in its own place.
+    place of the next epoch, because the place of a pipeline no longer contains the seeds once its
+    shuffle has been read to the end.
 
     Attributes:
         source: The source of the data.
-        parts: The parts of the source, which may change without the source noticing it.
+        parts: Objects inside of the source, such as a loader's dataset, which may change although
+            the source itself does not.
         is_due: Returns whether the place after a given number of batches may be needed.
         read_by_python: Whether Python reads the source, and not steps in TensorFlow's graphs.
     """
@@ -106,7 +107,7 @@ class Places:
         return there[-1] if there else None
 
     def next(self) -> Place | None:
-        """Returns the place at which the next iteration begins; None if all begin equally."""
+        """Returns the place where the next iteration begins; None if all iterations begin alike."""
         if self._to is not None:  # nothing was read since `go_to`
             return self._to
         if self._make is None or not keras_compat.is_tf_dataset(self.source):
@@ -118,7 +119,7 @@ class Places:
     def go_to(self, place: Place, following: Place | None) -> None:
         """Lets the next iteration continue from a place.
 
-        `following` is the place of the iteration after it; None if all iterations begin equally.
+        `following` is the place of the iteration after the next; None if all of them begin alike.
         """
         self._to, self._ahead_to = place, following
 
@@ -148,8 +149,8 @@ class Position:
     """The position of a run in the data of its `fit`.
 
     Attributes:
-        facts: What must be equal in a run that continues from this position.
-        unread: How many batches of the present epoch are not read again.
+        facts: Facts about the data that must be equal in a run that continues from this position.
+        unread: How many batches of the present epoch are skipped without being read again.
     """
 
     def __init__(
@@ -158,7 +159,7 @@ class Position:
         """Stores the data, and how many batches of it an epoch of `fit` reads (None: all).
 
         With a number, each epoch continues where the one before it stopped; with ``begins_anew``
-        each reads from the beginning, as validation does.
+        each epoch reads from the beginning, as validation does.
         """
         self.facts: dict[str, object] = {}
         self._source = Remembering(_objects_of(source))
@@ -257,7 +258,7 @@ class Position:
             self._lost.append("what a PyDataset remembers, since each worker reads a part of it")
 
     def lost(self) -> list[str]:
-        """Returns what a backup cannot restore, one line for each."""
+        """Returns lines of text, each about something that a backup cannot restore."""
         lost = [*self._lost, *self._source.lost()]
         if self._calls_python and self._begin is not None:
             now, before = random_states.kept(), self._begin["random"]
@@ -294,7 +295,8 @@ class Position:
             passed: How many batches it passes.
             random: The states of the random generators at the beginning of the iteration.
             within: Whether the run continues within an epoch, and restores later states itself.
-            late: Whether Keras had made the iterator before the epoch began, in other states.
+            late: Whether Keras had made the iterator before the epoch began, when the random
+                generators had other states.
             make: Makes an iterator from the beginning.
         """
         now = random_states.kept()
@@ -344,7 +346,7 @@ class Position:
 
     @contextmanager
     def looked_at(self) -> Generator[None]:
-        """Undoes the changes that Keras's first read, to learn types, makes to restored data."""
+        """Undoes what Keras changes in restored data when it reads a first batch for its types."""
         random = random_states.kept()
         yield
         if self._read_ahead is not None:
@@ -352,7 +354,7 @@ class Position:
             random_states.put_back(random)
 
     def _is_over(self) -> bool:
-        """Returns whether continuing data have ended, so that Keras starts them again."""
+        """Returns whether data that continue across epochs are used up: Keras starts them again."""
         passed = self._passed_before + self._passed
         return self._continues and self._length is not None and passed >= self._length > 0
 
@@ -442,12 +444,12 @@ class PositionedAdapter(WrappedAdapter):
 
     def get_torch_dataloader(self) -> Iterator[object]:
         """Returns the inner adapter's batches."""
-        # The iteration begins now, as in Keras's own adapter: its begin may draw a random number.
+        # The iteration starts now, as in Keras's own adapter: the start may draw a random number.
         begun = self._position.begun(lambda: iter(self._inner.get_torch_dataloader()))
         return self._read(begun)
 
     def _read(self, iterator: Iterator[object]) -> Iterator[object]:
-        """Yields batches to Keras's loop on PyTorch, and None for each batch that it shall skip."""
+        """Yields batches to Keras's loop on PyTorch; None for a batch that the loop must skip."""
         unread, self._position.unread = self._position.unread, 0
         yield from repeat(None, unread)
         yield from iterator
@@ -465,5 +467,5 @@ def _objects_of(source: Any) -> list[object]:
 
 def _lost_of(source: Any) -> list[str]:
     if keras_compat.is_torch_dataloader(source) and source.persistent_workers:
-        return ["what workers of a DataLoader draw (persistent_workers=False brings it back)"]
+        return ["what workers of a DataLoader draw (pass persistent_workers=False)"]
     return []

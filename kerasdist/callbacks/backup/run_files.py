@@ -1,8 +1,9 @@
 """The backup files of one run, in a folder that only one run can use at a time.
 
 The first run that uses the folder holds a lock, and other runs are refused. The lock is a kernel
-lock on a file that names its owner. Shared file systems (NFS, Lustre, GPFS) pass the lock on to
-their servers. If a process ends for any reason, its locks end too.
+lock on a file, whose content names the process that holds the lock. Shared file systems (NFS,
+Lustre, GPFS) pass the lock on to their servers. If a process ends for any reason, its locks end
+too.
 """
 
 from __future__ import annotations
@@ -41,8 +42,9 @@ _ENDED: Counter[Path] = Counter()
 
 _UNUSABLE = (BackupError, KeyError, OSError, TypeError, ValueError)
 
-# This file names the launcher's run in which a call of `fit` has ended, but not yet the script. The
-# last backup then stays, so that after a restart `fit` has no epoch left to train.
+# A file of this name is written when a call of `fit` has ended and the script still runs. The file
+# contains the name of the launcher's run. The last backup stays until the script ends, so that
+# after a restart `fit` has no epoch left to train.
 _MARK = "finished"
 
 
@@ -63,7 +65,7 @@ class RunFiles:
             folder; else None.
         takes_weights: Whether a backup of another call can be used.
         in_memory: The folder in this host's memory to which this process writes each backup first;
-            None if it does not.
+            None if it writes no backup to memory.
         number: The number of the newest backup.
         fit: How many calls of `fit` with this folder had ended in this process before this call.
         in_parts: Whether each worker writes its own shards of the sharded variables.
@@ -94,7 +96,7 @@ class RunFiles:
         return self.job is None or self.job.is_chief
 
     def newest(self, call: Mapping[str, object]) -> StoredVariables | None:
-        """Returns the newest backup that is complete, None if there is none.
+        """Returns the newest complete backup; None if there is no complete backup.
 
         Damaged backups are reported. All workers must call this method. Workers that do not see the
         chief's folder get None. The chief sets `refusal`, which the caller must send to all
@@ -190,8 +192,8 @@ class RunFiles:
     def write_part(self, shards: Mapping[int, Sequence[HeldShard]]) -> list[object] | None:
         """Writes this worker's part of a backup; returns, on the chief, the facts about all parts.
 
-        All workers must call it. When the method returns, all parts are on the disk. If a worker
-        could not write, all workers get None.
+        All workers must call this method. When it returns, all parts are on the disk. If a worker
+        could not write its part, all workers get None.
 
         Args:
             shards: The shards that this worker holds, by the number of the variable.
@@ -219,8 +221,8 @@ class RunFiles:
         """Writes a backup and removes old ones; returns True on the chief if the backup is written.
 
         If there is enough memory, the backup is written to memory, and a thread copies the chief's
-        file to the disk. All workers must call it, because workers that do not write take part in
-        the reads.
+        file to the disk. All workers must call this method, because workers that do not write take
+        part in the reads.
         """
         folder = self.folder
         if self.in_memory is not None and memory.has_room(self.in_memory, arrays):
@@ -270,8 +272,8 @@ class RunFiles:
     def training_ended(self, *, removes: bool) -> None:
         """Counts a call of `fit` that has ended.
 
-        With `removes`, the backups of this call are removed. Under the launcher the last one stays
-        until the job's scripts end.
+        With `removes`, the backups of this call are removed. Under the launcher the last backup
+        stays until the job's scripts end.
         """
         _ENDED[self._place] += 1
         self.wait()
@@ -350,7 +352,7 @@ def _remove_finished(folder: Path, run: str, ended: int | None = None) -> None:
 
 
 def _fit_of(path: Path) -> int:
-    """Returns how many calls of `fit` had ended before that of a backup; 0 for a damaged file."""
+    """Returns how many calls of `fit` had ended before a backup's call; 0 for a damaged file."""
     try:
         return int(StoredFile(path).facts["fit"])
     except _UNUSABLE:
@@ -358,7 +360,7 @@ def _fit_of(path: Path) -> int:
 
 
 def _refuse(path: Path, reason: object) -> None:
-    warn_user(f"The backup {path} is not used: {reason}. The backup before it is, if any.")
+    warn_user(f"The backup {path} is not used: {reason}. An older backup is used if there is one.")
 
 
 _LOCK = "in-use.json"
@@ -460,14 +462,16 @@ def _warn_of_lock(path: Path, error: OSError) -> None:
 def name_of_run(folder: Path, job: Job) -> str | None:
     """Returns a name for this run if all workers can write to the chief's folder, else None.
 
-    Each worker looks for a file that the chief makes there under this name. All must call it.
+    Each worker looks for a file that the chief makes in the folder under this name. All workers
+    must call this function.
     """
     name = secrets.token_hex(8)
     if job.is_chief:
         with contextlib.suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)
             _probe(folder, name).touch()
-    # Workers look only now: a network file system may cache that the folder was missing before.
+    # Workers look only after the chief has made the folder, because a network file system may keep
+    # in its cache that the folder is missing.
     name = str(job.broadcast_object("the folder of the backups", name))
     found = _probe(folder, name)
     sees = found.is_file() and os.access(folder, os.W_OK)

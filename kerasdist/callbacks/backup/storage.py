@@ -42,7 +42,7 @@ class Unread:
         dtype: The NumPy type of the elements.
         shape: The shape of the array.
         read: A function that returns the array.
-        path: The path of the variable that has it, which errors name.
+        path: The path of the array's variable, for error messages.
     """
 
     dtype: np.dtype
@@ -173,7 +173,7 @@ def require_whole(path: Path, known: str | None = None) -> None:
 
     Args:
         path: The file.
-        known: The digest that the chief's file has for this file; None if it has none.
+        known: The digest of this file in the chief's file; None if the chief's file has no digest.
     """
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size

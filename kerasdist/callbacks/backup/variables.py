@@ -74,8 +74,8 @@ def remove_orphans(folder: Path, up_to: float = math.inf) -> None:
 
     Args:
         folder: The folder of the backups.
-        up_to: The largest number of a backup whose parts are removed, because workers may be
-            writing later parts.
+        up_to: The largest number of a backup whose parts are removed. Parts with larger numbers
+            stay, because workers may still be writing them.
     """
     there = set(map(storage.number_of, storage.newest_first(folder)))
     for path in list(folder.glob("backup-*")):
@@ -189,7 +189,7 @@ def _without_doubles(variables: Iterable[keras.Variable]) -> list[keras.Variable
 
 
 def all_variables_of(model: keras.Model) -> list[keras.Variable]:
-    """Returns `variables_of` a model, and the variables of its other optimizers."""
+    """Returns what `variables_of` returns, and the variables of a model's other optimizers."""
     more = [variable for one in keras_compat.optimizers_of(model) for variable in one.variables]
     return _without_doubles([*variables_of(model), *more])
 
@@ -216,7 +216,7 @@ def build_optimizers(model: keras.Model, optimized: Sequence[Sequence[int] | Non
 def forms_of(variables: Sequence[Any]) -> dict[str, object]:
     """Returns the shapes and types of variables.
 
-    Names are left out, because they count up with each model that a process makes.
+    Names are left out, because Keras numbers the names across all models that a process makes.
     """
     return {
         f"variable {number}": [list(variable.shape), variable.dtype]
@@ -237,8 +237,8 @@ def to_write(variables: Sequence[Any], elsewhere: Mapping[int, object]) -> list[
 
     Args:
         variables: The variables.
-        elsewhere: The variables that other files have, by their numbers; the list has None for
-            them.
+        elsewhere: The variables that other files have, by their numbers; the returned list has None
+            for these variables.
     """
     listed: list[Any] = []
     for number, variable in enumerate(variables):
@@ -271,7 +271,7 @@ def add_up_anew(variables: Sequence[Any], arrays: Sequence[object]) -> None:
 def with_arrays(
     model: Any, stored: StoredVariables | None, facts: Mapping[str, Any], count: int
 ) -> dict[str, Any]:
-    """Returns a backup's facts with their arrays, which the file has after those of the variables.
+    """Returns a backup's facts with their arrays, which follow the variables' arrays in the file.
 
     All workers must call this function. `stored` is None on workers that do not see the backup.
     """
