@@ -109,8 +109,7 @@ def _error_of(attempt: Callable[[], object]) -> Exception | None:
 def _elsewhere(rank: int, said: str | None) -> ReplicaError:
     return ReplicaError(
         'Expected the trial step of set_most_examples_at_once("auto") to succeed on all '
-        f"workers. Received: on worker {rank}: {said}. The output of that worker shows the whole "
-        "error."
+        f"workers. Received: on worker {rank}: {said}. Its output has the whole error."
     )
 
 
