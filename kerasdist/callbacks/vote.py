@@ -31,10 +31,11 @@ class Vote(Callback):
     """Stops training on all workers at the same step if one of them wants to stop.
 
     Vote is the last callback. Workers vote after each epoch. They also vote after a batch if a
-    worker asks for a vote. Workers can ask only if one of them has a user-defined callback that
-    acts on batches, or may be preempted; Keras's own callbacks decide by the logs, which are equal
-    on all workers. If all workers want to stop, they stop at once; otherwise they stop after the
-    next batch, which another worker may have begun.
+    worker asks for a vote. Workers can ask only in two cases: one of them has a user-defined
+    callback that acts on batches, or a worker may be preempted. Keras's own callbacks need no vote,
+    because they decide by the logs, which are equal on all workers. If all workers want to stop,
+    they stop at once; otherwise they stop after the next batch, which another worker may have
+    begun.
 
     With each vote the workers compare which variables are trainable. If a user-defined callback
     acts at the beginning of an epoch, the workers also compare then. Workers that train different

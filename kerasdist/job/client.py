@@ -74,7 +74,7 @@ class Client:
         self._results: dict[tuple[str, int], list[Any]] = {}
         self._saves: Counter[tuple[int, str]] = Counter()  # the number of saves by step and path
         self._next_place = 0  # how many possible meeting places this worker has passed
-        self._is_asked = False  # whether the coordinator asks for the next place
+        self._is_asked = False  # whether the coordinator asks where to meet
         self._meeting_place: int | None = None
         self.closed = False
         self._sending = threading.Lock()

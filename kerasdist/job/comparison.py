@@ -134,7 +134,7 @@ class BatchHistory:
         self._stretch = _Stretch(0, 0)
 
     def add(self, form: Hashable) -> None:
-        """Adds the form of the batch of one step."""
+        """Records the form (shapes and types) of the batch of one more step."""
         stretch = self._stretch
         if form != stretch.form or not stretch.steps:
             stretch.form = form

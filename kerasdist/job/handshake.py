@@ -91,7 +91,7 @@ _CHIEF, _WORKER = "kerasdist chief", "kerasdist worker"
 
 
 class RefusedError(Exception):
-    """The chief refuses a peer that speaks kerasdist's protocol; the message says why."""
+    """The chief refuses a peer, although it speaks kerasdist's protocol; the text says why."""
 
 
 def challenge(mine: Credentials) -> Message:

@@ -203,12 +203,12 @@ def reads_past_epochs(adapter: Any) -> bool:
 
 
 def _orders_by_epoch() -> bool:
-    """Returns whether Keras orders rows by the number of epochs that an adapter has read."""
+    """Returns whether this Keras shuffles each epoch by the epoch's number, as from 3.16 on."""
     return internals.EPOCHS_READ.is_there() or internals.EPOCHS_READ.is_gone()
 
 
 def epochs_read(adapter: object) -> int | None:
-    """Returns the number of epochs by which an adapter orders its rows, from Keras 3.16 on."""
+    """Returns how many epochs an adapter has read; None if this Keras does not count them."""
     given = _given(adapter)
     is_ordered = is_array_adapter(adapter) or isinstance(given.source, PyDataset)
     if given.shuffle and is_ordered and _orders_by_epoch():

@@ -1,7 +1,7 @@
 """Metrics on replicas: Keras's own metrics sum their states, others see the global batch.
 
 In a step of `fit`, a metric returns its result over all replicas. So all values that a step
-computes from the result, under any name, are the same as on one device.
+computes from this result are the same as on one device, whatever the step calls them in its logs.
 
 The state of a metric that Keras ships is a sum over examples. (A few functions mix examples;
 `ReplicatedWrapper` gives them all rows, and their state is a sum over batches.) So each replica

@@ -183,7 +183,7 @@ def one_distribution(lab):
     before = model.get_weights()
     theirs, layouts = _distributions()
     for given in filter(None, (theirs, layouts)):
-        with lab.raises(ValueError, "Of a keras.distribution.ModelParallel pass its layout_map"):
+        with lab.raises(ValueError, "Pass the layout_map of a keras.distribution.ModelParallel"):
             kd.MirroredStrategy(["cpu:0", "cpu:1"], sharding=given)
     with lab.raises(kd.errors.DeviceError, "Expected a list of the names of devices"):
         kd.MirroredStrategy(theirs)

@@ -165,7 +165,7 @@ def bad_maps(lab):
     odd = lab.strategy(sharding=_map(lab, {".*kernel": (None, "model")}))
     with odd.scope():
         layer = keras.layers.Dense(7, name="odd")
-        with lab.raises(ValueError, r"divide it evenly. Received: layout=.*variable 'odd/kernel'"):
+        with lab.raises(ValueError, r"divides it evenly. Received: layout=.*variable 'odd/kernel'"):
             layer.build((None, 4))
     absent = lab.strategy(sharding=_map(lab, {"absent/kernel": (None, "model")}))
     with absent.scope():

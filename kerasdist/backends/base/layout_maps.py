@@ -18,8 +18,8 @@ class MapReader:
         self._map = layout_map
         self._sizes = sizes
         self._paths: set[str] = set()  # paths of all weights that were looked up
-        # By the path of a layer's output, from the first step on: how many paths of weights and
-        # keys there were at the look-up, and the axes that were found.
+        # For each path of a layer's output that was looked up: how many weights and keys the reader
+        # knew then, and the axes that it found.
         self._outputs: dict[str, tuple[tuple[int, int], list[str | None] | None]] = {}
         self._looked_through = 0, 0, 0  # numbers of weights, keys and outputs at the last check
 

@@ -170,7 +170,7 @@ class Meter(keras.callbacks.Callback):
         self._calls = 0
 
     def window(self, every: float, listener: Callable[[Window], object]) -> Window:
-        """Adds a window of at least `every` seconds; the listener gets each full window."""
+        """Adds a window; `listener` gets its sums after each `every` seconds of training."""
         self._windows.append(Window(self, every, listener))
         return self._windows[-1]
 

@@ -54,7 +54,7 @@ class Places:
         parts: Objects inside of the source, such as a loader's dataset, which may change although
             the source itself does not.
         is_due: Returns whether the place after a given number of batches may be needed.
-        read_by_python: Whether Python reads the source, and not steps in TensorFlow's graphs.
+        read_by_python: Whether Python code reads the source; if not, TensorFlow's graphs read it.
     """
 
     source: object

@@ -371,7 +371,7 @@ def largest_batch(
     and one or two more compilations check the number that the line predicts.
 
     Args:
-        first: The compilation of the plan.
+        first: The compilation of the step with the plan's own batch.
         target: The devices of the plan.
         compile_step: Compiles the step.
         most: How many examples of the script's data there are for each device; infinity if the

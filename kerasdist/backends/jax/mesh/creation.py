@@ -47,7 +47,7 @@ def _made(
     strategy = context.scoped_strategy()
     if strategy is None or strategy.num_replicas_in_sync == 1 or not is_sum_on_read(variable):
         return
-    # Each component starts with the initial value, so the variable starts with the sum.
+    # Each replica's value starts with the initial value; the stored value is their sum.
     value = keras_compat.stored_value(variable)
     if value is None:
         keras_compat.multiply_initializer(variable, strategy.num_replicas_in_sync)

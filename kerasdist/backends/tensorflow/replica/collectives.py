@@ -218,7 +218,7 @@ class TensorFlowCollectives(Collectives):
     def all_stack(self, tensor: Any) -> Any:
         """Stacks the replicas' tensors; the result is differentiable.
 
-        In `fit` a replica without rows adds zeros.
+        In `fit` a replica without rows has zeros in its place of the result.
         """
         return self._gathered(self._counted(tensor)[tf.newaxis], 0)
 

@@ -39,7 +39,8 @@ class Steps:
     """Runs the steps of one model, and divides each global batch over the replicas.
 
     Every worker runs plain Keras's step on the whole batch in three cases: the batch cannot be
-    divided, a replica of another model calls this model, or the strategy has one replica.
+    divided; the step of another model, on a replica, trains this model; or the strategy has one
+    replica.
     """
 
     def __init__(self, trainer: Any) -> None:

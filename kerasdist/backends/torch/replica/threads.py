@@ -270,7 +270,7 @@ class ThreadSettings:
 
 
 def _mode_of_thread(mode: Any) -> AbstractContextManager[Any]:
-    """Returns one of the caller's torch modes for a replica; a device mode gets its own device."""
+    """Returns a torch mode of the caller, for a replica: a device mode then names its device."""
     device = getattr(mode, "device", None)
     if isinstance(device, torch.device) and type(mode).__module__.startswith("torch."):
         return torch.device(device.type)  # "cuda" means the replica's own GPU

@@ -53,6 +53,6 @@ def _make_variable(
         and keras_compat.stored_value(variable) is not None
         and (collectives is None or not collectives.scope.rules.is_fit)
     ):
-        # Each component starts with the initial value, so the variable starts with the sum.
+        # Each replica's value starts with the initial value; the stored value is their sum.
         with torch.no_grad():
             keras_compat.stored_value(variable).mul_(strategy.num_replicas_in_sync)

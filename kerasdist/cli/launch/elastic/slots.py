@@ -126,7 +126,7 @@ class ElasticSlots:
         for each in to_blame:
             slot = self._used[each.rank]
             if each.exit_code == supervisor.LOST and slot.host is not None and not slot.machine:
-                self._down.add(slot.host)  # the host is asked again before the next attempt
+                self._down.add(slot.host)  # before the next attempt, ssh tries whether it is up
         if len(to_blame) == len(endings):
             return  # all have failed, so the script is to blame
         for each in to_blame:
