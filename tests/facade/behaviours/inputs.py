@@ -137,7 +137,7 @@ def _(lab, s):
         make = lambda _: tf.data.Dataset.from_tensor_slices(ROWS[:4]).batch(2)  # noqa: E731
         found = parts(lab, s, s.distribute_datasets_from_function(make, options))
         lab.equal([[[0, 1]] * 2, [[2, 3]] * 2], found)
-    with lab.raises(NotImplementedError, "Expected a tf.data.Dataset on TensorFlow.*Leave the option out"):
+    with lab.raises(NotImplementedError, "Expected a tf.data.Dataset on Ten.*Leave the option out"):
         s.distribute_datasets_from_function(lambda _: BATCHES, options)
 
 
