@@ -56,7 +56,7 @@ def graph_of(model, batches=None):
 
 def iterator(dataset=None):
     dataset = dataset or tf.data.Dataset.from_tensor_slices((X, Y)).batch(BATCH)
-    return iter(GROUP._iterated(dataset))
+    return iter(GROUP._iterated(dataset, None))
 
 
 def operations(graph):
@@ -172,7 +172,7 @@ def kinds_of_batches():
         name: type(iterator(dataset)).__name__ == "PlacedIterator"
         for name, dataset in {"strings": words, "ragged": ragged, "integers": integers}.items()
     }
-    dataset = GROUP._iterated(integers)
+    dataset = GROUP._iterated(integers, None)
     dataset.begin = lambda make: make()
     kinds["followed"] = type(iter(dataset)).__name__ == "PlacedIterator"
     return kinds
@@ -189,7 +189,7 @@ def retraced():
         feeding.extend(map(weakref.ref, (feed._init_func, feed._next_func, feed._finalize_func)))
 
     with mock.patch.object(kind, "__init__", noted):
-        batches = GROUP._iterated(dataset)
+        batches = GROUP._iterated(dataset, None)
         list(batches)
         with counters.traces("tensorflow") as traces:
             list(batches)
