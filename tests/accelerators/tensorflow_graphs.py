@@ -172,8 +172,7 @@ def kinds_of_batches():
         name: type(iterator(dataset)).__name__ == "PlacedIterator"
         for name, dataset in {"strings": words, "ragged": ragged, "integers": integers}.items()
     }
-    dataset = GROUP._iterated(integers, None)
-    dataset.begin = lambda make: make()
+    dataset = GROUP._iterated(integers, lambda make: make())
     kinds["followed"] = type(iter(dataset)).__name__ == "PlacedIterator"
     return kinds
 

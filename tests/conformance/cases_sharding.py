@@ -158,7 +158,7 @@ def small_variables_stay_whole(lab):
     lab.equal(("(None, replica)", "largest dimension that 2 divides"), described.rows[0][2:4])
     lab.equal(("whole", "fewer than 9 elements"), described.rows[1][2:4])
     lab.equal(("whole", "2 divides no dimension"), strategy.replica_set.held(odd)[:2])
-    lab.check("140 B of 236 B a device" in str(described), str(described))
+    lab.check("140 B of 236 B per device" in str(described), str(described))
     with lab.raises(ValueError, "Expected a built model"):
         kd.describe_layout(keras.Sequential([keras.layers.Dense(1)]))
     model = lab.made(dense, sharding="full")
