@@ -210,7 +210,7 @@ TESTS_BESIDE = {
 }
 
 FIGURES = (
-    Figure("lines of code", 25_893 + sum(ADDED.values()), 23_500),
+    Figure("lines of code", 25_881 + sum(ADDED.values()), 23_500),
     Figure("files", 233 + DECLARED["files"], 250),
     Figure("files under 50 lines", 20 + DECLARED["files under 50 lines"], 20),
     Figure("files over 700 lines", 0, 0),

@@ -426,8 +426,10 @@ def _attributes(model: keras.Model) -> dict[str, Any]:
 
 _DATA = ("x", "y", "sample_weight", "validation_data")
 
-# Arguments of calls and callbacks that do not affect training, or are described in another way.
-_OTHERS = frozenset({"self", "callbacks", "kwargs", "return_dict", "verbose", *_DATA})
+# Arguments of calls and callbacks that do not affect training.
+_ARGUMENTS_LEFT_OUT = frozenset({"self", "verbose"})
+# Arguments of calls that are left out too, or are described in another way.
+_OTHERS = _ARGUMENTS_LEFT_OUT | {"callbacks", "kwargs", "return_dict", *_DATA}
 
 
 def facts_of_call(
@@ -498,6 +500,6 @@ def _of_callback(callback: keras.callbacks.Callback) -> dict[str, Any]:
         # Keras changes the sign of `min_delta` when the first epoch ends.
         name: described(abs(value) if name == "min_delta" else value)
         for name, value in vars(callback).items()
-        if name.removeprefix("_") in given and name not in _OTHERS
+        if name.removeprefix("_") in given and name not in _ARGUMENTS_LEFT_OUT
     }
     return {"class": type(callback).__name__, **own}

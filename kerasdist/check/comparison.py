@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import pickle
 import random
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import astuple, dataclass, field
 from typing import Any, NamedTuple
 
@@ -32,7 +32,7 @@ from kerasdist.check.differences import (
     worst,
 )
 from kerasdist.core.context import ReplicaLike, enclosing_replica
-from kerasdist.errors import JobError, ReplicaError
+from kerasdist.errors import ReplicaError
 from kerasdist.job.comparison import digest
 from kerasdist.job.job import Job
 from kerasdist.keras_compat import ops
@@ -44,7 +44,6 @@ _REPEATS = 3
 _LARGEST_SCALE = 256.0
 # The seed, equal on all workers, for random draws in a trial that were given no seed of their own.
 _SEED = 926_535_897
-_LONGEST_MESSAGE = 500
 
 
 @dataclass(frozen=True)
@@ -250,33 +249,9 @@ def compare(model: Any, batch: Any, *, outputs: bool, spares: bool = False) -> C
     return Comparison(steps.batch.examples, found, suspicious, misfit, keeps_state)
 
 
-@contextmanager
-def _all_do(job: Job | None, label: str) -> Generator[None]:
+def _all_do(job: Job | None, label: str) -> AbstractContextManager[None]:
     """Waits for all workers at the end of the block. All workers must enter it."""
-    if job is None:
-        yield
-        return
-    error = None
-    try:
-        yield
-    except JobError:
-        raise
-    except Exception as own:  # noqa: BLE001  raised again below, after the others know of it
-        error = own
-    said = None if error is None else f"{type(error).__name__}: {error}"[:_LONGEST_MESSAGE]
-    try:
-        everyone = job.all_gather_object(label, said)
-    except JobError as lost:
-        # The other workers are waiting in a collective of the step that has failed on this worker.
-        raise lost from error
-    if error is not None:
-        raise error
-    for rank, what in enumerate(everyone):
-        if what is not None:
-            raise ReplicaError(
-                f"{job.who} Expected all workers to do this: {label}. Received: an error on worker "
-                f"{rank}: {what}. The output of that worker shows the whole error."
-            )
+    return nullcontext() if job is None else job.all_do(label, ReplicaError)
 
 
 def _is_any(job: Job | None, suspicious: bool) -> bool:

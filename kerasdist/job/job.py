@@ -225,9 +225,38 @@ class Job:
         try:
             yield
         except Exception as error:
-            self.broadcast_object(label, f"{type(error).__name__}: {error}"[:500])
+            self.broadcast_object(label, _shortened(error))
             raise
         self.broadcast_object(label, None)
+
+    @contextmanager
+    def all_do(self, label: str, failure: type[Exception]) -> Generator[None]:
+        """Waits for all workers at the end of the block; an error of one is an error on all.
+
+        The worker on which the block has failed raises its own error, the others a `failure`. All
+        workers must enter the block.
+        """
+        error = None
+        try:
+            yield
+        except JobError:
+            raise
+        except Exception as own:  # noqa: BLE001  raised again below, after the others know of it
+            error = own
+        said = None if error is None else _shortened(error)
+        try:
+            everyone = self.all_gather_object(label, said)
+        except JobError as lost:
+            # The other workers are waiting in a collective of the block that has failed here.
+            raise lost from error
+        if error is not None:
+            raise error
+        for rank, what in enumerate(everyone):
+            if what is not None:
+                raise failure(
+                    f"{self.who} Expected all workers to do this: {label}. Received: an error on "
+                    f"worker {rank}: {what}. The output of that worker shows the whole error."
+                )
 
     def assert_equal(self, label: str, facts: Facts, advice: str = _ADVICE) -> None:
         """Raises DisagreementError if facts differ between workers. All workers must call it.
@@ -252,7 +281,7 @@ class Job:
         try:
             write()
         except BaseException as error:
-            self._client.wrote(path, {"error": f"{type(error).__name__}: {error}"[:500]})
+            self._client.wrote(path, {"error": _shortened(error)})
             raise
         modified = None if whole_files.is_remote(path) else _modified(path)
         self._client.wrote(path, {"modified": modified})
@@ -427,6 +456,11 @@ def _failing_exit(error: SystemExit) -> tuple[str, int] | None:
             return f"exit code {code}", code
         case message:
             return f"exit code 1: {message}", 1
+
+
+def _shortened(error: BaseException) -> str:
+    """Returns an error in words, for the messages of other workers."""
+    return f"{type(error).__name__}: {error}"[:500]
 
 
 def _address_of_coordinator(membership: Membership) -> tuple[str, int]:

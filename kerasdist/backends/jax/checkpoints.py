@@ -127,21 +127,8 @@ def _reporting(work: Callable[..., Any], job: Job) -> Callable[..., Any]:
     """Returns a function that raises an error on all workers if `work` fails on one of them."""
 
     def work_and_report(*args: object, **options: object) -> Any:
-        result = error = text = None
-        try:
-            result = work(*args, **options)
-        except Exception as raised:  # noqa: BLE001 (raised below, when the other workers know of it)
-            error, text = raised, f"{type(raised).__name__}: {raised}"[:1000]
-        everyone = job.all_gather_object("errors of a checkpoint", text)
-        if error is not None:
-            raise error
-        for rank, one in enumerate(everyone):
-            if one is not None:
-                raise OSError(
-                    f"{job.who} Expected all workers to write, or to read, their shards of a "
-                    f"checkpoint. Received: on worker {rank}: {one}"
-                )
-        return result
+        with job.all_do("write, or read, their shards of a checkpoint", OSError):
+            return work(*args, **options)
 
     return work_and_report
 
