@@ -10,7 +10,8 @@ hundred processes need not compile all modules again.
 import os
 import sys
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -136,6 +137,25 @@ def of_all():
     """Gives this process, and those that it starts, what all processes of the tests have."""
     put((*QUIET, *FULL_FLOAT32, *COMPILED_PROGRAMS))
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [ABSENT, path_of_users()]))
+
+
+@contextmanager
+def variables(**values: str) -> Iterator[None]:
+    """Sets variables of this process; at the end those that were changed are as they were before.
+
+    The others are left alone, which `mock.patch.dict` sets again: threads of `tf.data` read the
+    environment at any time, and the process may crash where one reads while a variable is set.
+    """
+    before = dict(os.environ)
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name in os.environ.keys() - before.keys():
+            del os.environ[name]
+        for name, value in before.items():
+            if os.environ.get(name) != value:
+                os.environ[name] = value
 
 
 def find_orbax():

@@ -21,6 +21,7 @@ import traceback
 from collections.abc import Iterator
 from typing import Any
 
+from tests import environment
 from tests.docs.blocks import Block, blocks_of, examples, pages
 
 MARK = "docs-page "
@@ -91,15 +92,11 @@ def run(block: Block, text: str, names: dict[str, Any]) -> str:
 @contextlib.contextmanager
 def process_of_torchrun() -> Iterator[None]:
     """The variables of a job of one process, for scripts that torchrun starts."""
-    given = dict(os.environ)
-    os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1")
     with socket.create_server(("127.0.0.1", 0)) as free:
-        os.environ["MASTER_PORT"] = str(free.getsockname()[1])
-    try:
+        port = str(free.getsockname()[1])
+    job = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
+    with environment.variables(**job, MASTER_PORT=port):
         yield
-    finally:
-        os.environ.clear()
-        os.environ.update(given)
 
 
 def require_same(block: Block, shown: str, printed: str):

@@ -3,10 +3,10 @@
 import contextlib
 import io
 import json
-import os
 
 import numpy as np
 
+from tests import environment
 from tests.conformance.lazy import LazyModule, kd, keras
 from tests.facade.case import case
 
@@ -44,12 +44,11 @@ def fit_is_measured(lab, strategy):
         model.compile("sgd", "mse")
     x = np.zeros((20, 3), "float32")
     arguments = {"batch_size": 5, "verbose": 0, "validation_split": 0.25}
-    os.environ["KERASDIST_BENCH"] = "1"
-    try:
-        with contextlib.redirect_stdout(io.StringIO()) as printed:
-            model.fit(x, x[:, :2], epochs=3, **arguments)
-    finally:
-        del os.environ["KERASDIST_BENCH"]
+    with (
+        environment.variables(KERASDIST_BENCH="1"),
+        contextlib.redirect_stdout(io.StringIO()) as printed,
+    ):
+        model.fit(x, x[:, :2], epochs=3, **arguments)
     with contextlib.redirect_stdout(io.StringIO()) as nothing:
         model.fit(x, x[:, :2], **arguments)
     lab.equal(nothing.getvalue(), "")

@@ -2,15 +2,14 @@
 
 import contextlib
 import gc
-import os
 import threading
 import time
 import warnings
-from unittest import mock
 
 import numpy as np
 import pytest
 
+from tests import environment
 from tests.conformance.lazy import kd, keras, ops, torch
 from tests.facade.case import of_backend
 from tests.facade.lab import variable_of
@@ -161,7 +160,7 @@ def a_replica_that_comes_too_late_writes_nothing(strategy):
 def a_replica_waits_as_long_as_the_meeting_timeout_says(strategy):
     """600 s, whatever the variable said."""
     never = threading.Event()
-    with mock.patch.dict(os.environ, KERASDIST_MEETING_TIMEOUT="1"):
+    with environment.variables(KERASDIST_MEETING_TIMEOUT="1"):
         others = kd.MirroredStrategy(["cpu:0", "cpu:1"])
 
     def step():

@@ -6,6 +6,7 @@ from unittest import mock
 
 import numpy as np
 
+from tests import environment
 from tests.conformance.lazy import LazyModule, kd, keras, torch
 from tests.facade.case import of_backend
 
@@ -315,7 +316,7 @@ def the_first_broadcast_is_in_parts(strategy):
 def nccl_leaves_errors_to_the_job(strategy):
     name = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
     for given, expected in ((None, "0"), ("3", "3")):
-        with mock.patch.dict(os.environ, {} if given is None else {name: given}):
+        with environment.variables(**({} if given is None else {name: given})):
             if given is None:
                 os.environ.pop(name, None)
             process_group._let_the_job_name_lost_workers()

@@ -26,6 +26,7 @@ from typing import Any
 
 import numpy as np
 
+from tests import environment
 from tests.conformance.lazy import kd, keras, ops, tf
 from tests.facade import coverage
 from tests.facade.examples_known import EXCEPTIONS, PREAMBLES, Known
@@ -125,16 +126,12 @@ class Notebook:
 
     def run(self, block: Block) -> list[tuple[str, str]]:
         """Runs an example, and returns pairs of what the page shows and what came."""
-        environment = dict(os.environ)
-        try:
+        with environment.variables():
             for name in (block.place, block.name):
                 if name == block.name or block.number == 1:
                     self._execute(PREAMBLES.get(name, ""), f"<before {name}>")
             run = self._session if block.is_session else self._script
             return list(run(_for_the_suites(block.code), block))
-        finally:
-            os.environ.clear()
-            os.environ.update(environment)
 
     def _session(self, code: str, block: Block) -> Iterator[tuple[str, str]]:
         for example in PARSER.get_examples(code):

@@ -1,11 +1,11 @@
 """What is JAX's own on several workers: values of all workers, programs, its processes."""
 
-import os
 from unittest import mock
 
 import numpy as np
 
 from kerasdist.job import job as jobs
+from tests import environment
 from tests.conformance.lazy import LazyModule, kd, keras
 from tests.conformance.models import dense, regression
 from tests.conformance.registry import case
@@ -110,6 +110,6 @@ def refusals_of_jax(lab):
     with mock.patch.object(jobs, "_current", []):
         with lab.raises(kd.errors.JobError, f"all {lab.job.num_workers} processes that JAX knows"):
             backend.replica_set(devices, options)
-        with mock.patch.dict(os.environ, KERASDIST_CLUSTER="none"):
+        with environment.variables(KERASDIST_CLUSTER="none"):
             alone = backend.replica_set(devices, options)
     lab.equal(len(strategy.local_replicas), alone.num_replicas)

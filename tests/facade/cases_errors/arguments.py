@@ -1,13 +1,12 @@
 """Errors of arguments, and of models, strategies and devices that do not fit a call."""
 
 import gc
-import os
 import warnings
-from unittest import mock
 
 import numpy as np
 
 from kerasdist.core import ownership
+from tests import environment
 from tests.conformance.lazy import kd, keras, ops
 from tests.facade.case import case
 
@@ -55,22 +54,22 @@ def model_made_outside(lab):
 @case
 def strategies_of_one_process_in_a_job(lab):
     """In a worker of a job that it has not joined: refused, unless a variable says otherwise."""
-    environment = {"KERASDIST_WORKERS": "2", "KERASDIST_RANK": "1", "KERASDIST_COORDINATOR": "a:1"}
+    job = {"KERASDIST_WORKERS": "2", "KERASDIST_RANK": "1", "KERASDIST_COORDINATOR": "a:1"}
     makers = {
         "MirroredStrategy": kd.MirroredStrategy,
         "OneDeviceStrategy": lambda: kd.OneDeviceStrategy("cpu:0"),
         "CentralStorageStrategy": kd.CentralStorageStrategy,
     }
-    with mock.patch.dict(os.environ, environment):
+    with environment.variables(**job):
         for name, make in makers.items():
             pattern = rf"\[worker 1/2\] Expected a strategy over all 2.*Received: {name}.*auto"
             with lab.raises(kd.errors.JobError, pattern):
                 make()
-        with mock.patch.dict(os.environ, KERASDIST_CLUSTER="none"):
+        with environment.variables(KERASDIST_CLUSTER="none"):
             lab.equal(kd.cluster.detect(), None)
             lab.equal(kd.OneDeviceStrategy("cpu:0").num_replicas_in_sync, 1)
         with (
-            mock.patch.dict(os.environ, KERASDIST_CLUSTER="some"),
+            environment.variables(KERASDIST_CLUSTER="some"),
             lab.raises(kd.errors.ClusterError, "KERASDIST_CLUSTER=none.*Received: .*'some'"),
         ):
             kd.auto()
