@@ -1,1 +1,4 @@
-"""The backend of PyTorch: replicas are threads of one process; in a job each worker has one."""
+"""The backend of PyTorch.
+
+The replicas of one process run in threads. In a job each worker process has one replica.
+"""

@@ -36,7 +36,7 @@ _TRACE = "torch.json"
 
 @final
 class TorchBackend(Backend):
-    """The backend of PyTorch, on which several logical CPU devices share one CPU."""
+    """The backend of PyTorch. Its logical CPU devices all stand for torch's one CPU device."""
 
     name = "torch"
     tpu_refusal = (
@@ -59,7 +59,7 @@ class TorchBackend(Backend):
         return torch.version.cuda is not None or torch.version.hip is not None
 
     def prepare_cpu_devices(self, count: int) -> None:
-        """Provides at least `count` logical CPU devices; this can be called at any time."""
+        """Raises the number of logical CPU devices to `count`, if there are fewer."""
         self._cpu_devices = max(self._cpu_devices, count)
 
     def replica_set(
@@ -93,11 +93,11 @@ class TorchBackend(Backend):
         return tuple(device for device in self.devices("gpu") if device.index in (gpus or ()))
 
     def function(self, function: Callable[..., Any], jit_compile: bool) -> Callable[..., Any]:
-        """Returns a `Step`; ``torch.compile`` compiles it on one replica, if `jit_compile`."""
+        """Returns a function as a `Step`, compiled on a single replica if `jit_compile` is True."""
         return functions.Step(function, jit_compile)
 
     def count_flops(self, function: Callable[..., object], *arguments: object) -> float:
-        """Counts a call's operations by torch's own counter, with tensors that have no storage."""
+        """Returns how many floating-point operations a call has, without computing values."""
         # imported here, because few programs need this module
         from torch.utils.flop_counter import FlopCounterMode
 

@@ -22,13 +22,13 @@ from kerasdist.backends.base.variable_rules import is_on_read
 from kerasdist.backends.torch.state import shards
 from kerasdist.core import whole_files
 
-# Offsets and sizes of a box along each axis of a variable.
+# A box is a rectangular block of a variable: its offset and its size along each axis.
 _Box = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 @final
 class DcpFormat(CheckpointFormat):
-    """The checkpoints of torch.distributed.checkpoint, in its own files."""
+    """Checkpoints in the format of torch.distributed.checkpoint."""
 
     marker = ".metadata"
 
@@ -43,7 +43,7 @@ class DcpFormat(CheckpointFormat):
         }
 
     def lacking(self, path: str, wanted: Mapping[Key, str]) -> list[str]:
-        """Describes the wanted arrays of which a file on this machine lacks values."""
+        """Describes the wanted arrays whose values are missing from a file on this machine."""
         if whole_files.is_remote(path):
             return []
         names, metadata = _read(path)
@@ -60,7 +60,7 @@ class DcpFormat(CheckpointFormat):
         return found
 
     def save(self, path: str, tree: Mapping[str, Any], replicas: ReplicaSet | None) -> None:
-        """Writes variables; each process writes its shards, and some values that all hold."""
+        """Writes variables. Each process writes its shards, and some of the unsharded variables."""
         shards.draw_all()
         tensors: Any = keras.tree.map_structure(_tensor_of, tree)
         options: dict[str, Any] = {"planner": _SavePlanner(), **_group_of(replicas)}
@@ -78,7 +78,7 @@ class DcpFormat(CheckpointFormat):
         for key, variable in wanted:
             shard = shards.shard_of(variable)
             if shard is not None:
-                shard.initializer = None  # the file gives the values, so none are drawn
+                shard.initializer = None  # the checkpoint replaces initial values
             own = _tensor_of(variable)
             targets[names[key]] = torch.empty_like(own) if is_on_read(variable) else own
         with torch.no_grad(), _at_work(path):
@@ -89,7 +89,7 @@ class DcpFormat(CheckpointFormat):
 
 
 def _read(path: str) -> tuple[dict[Key, str], Any]:
-    """Returns the names of a checkpoint's entries by their places in its tree, and its metadata."""
+    """Returns the names of a checkpoint's entries, by key, and the checkpoint's metadata."""
     found = dcp.FileSystemReader(path).read_metadata()
     places: Mapping[str, Sequence[object]] = found.planner_data or {}
     names = found.state_dict_metadata
@@ -104,7 +104,7 @@ def _group_of(replicas: Any) -> dict[str, Any]:
 
 @contextmanager
 def _at_work(path: str) -> Generator[None]:
-    """Raises an OSError in place of torch's error, which `except Exception` does not catch.
+    """Raises an OSError in place of torch's CheckpointException, which is not an Exception.
 
     The context also hides torch's warning that only one process takes part.
     """
@@ -131,7 +131,7 @@ def _tensor_of(variable: keras.Variable) -> Any:
 
 @final
 class _SavePlanner(dcp.DefaultSavePlanner):
-    """Records which variable is being written, for the errors of `_Writer`.
+    """Records which variable is being written, for the error messages of `_Writer`.
 
     Attributes:
         path: The path of the variable whose value torch has asked for last.
@@ -147,7 +147,7 @@ class _SavePlanner(dcp.DefaultSavePlanner):
 
 @final
 class _Writer(dcp.FileSystemWriter):
-    """Writes this worker's file. An error names the file; torch reports it to all workers."""
+    """Writes this worker's file. Its errors name the file; torch sends errors to all workers."""
 
     def write_data(self, plan: dcp.SavePlan, planner: Any) -> Any:
         """Writes the values."""
@@ -176,13 +176,16 @@ def _first_of(error: BaseException) -> BaseException:
 
 @final
 class _FlatShard(torch.Tensor):
-    """A range of a variable's flattened values, which torch's checkpoints see as several boxes."""
+    """A range of a variable's flattened values.
+
+    Torch's checkpoints see the range as several boxes, which are rectangular blocks.
+    """
 
     shard: shards.Shard
 
     @classmethod
     def of(cls, own: torch.Tensor, shard: shards.Shard) -> _FlatShard:
-        """Returns a worker's shard of a variable, in the memory of `own`."""
+        """Returns `own`, a worker's shard, as a `_FlatShard` that shares the memory of `own`."""
         found = own.as_subclass(cls)
         found.shard = shard
         return found
@@ -192,7 +195,7 @@ class _FlatShard(torch.Tensor):
         return torch.Size(self.shard.shape)
 
     def __create_chunk_list__(self) -> list[dcp.ChunkStorageMetadata]:
-        """Returns the boxes whose values this worker has."""
+        """Returns the rectangular blocks of the variable that this worker has."""
         shard = self.shard
         return [
             dcp.ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes))
@@ -200,7 +203,7 @@ class _FlatShard(torch.Tensor):
         ]
 
     def __create_write_items__(self, name: str, _: object) -> list[planner.WriteItem]:
-        """Returns what this worker has to write."""
+        """Returns an item to write for each block that this worker has."""
         properties = TensorProperties.create_from_tensor(self)
         return [
             planner.WriteItem(
@@ -212,7 +215,7 @@ class _FlatShard(torch.Tensor):
         ]
 
     def __get_tensor_shard__(self, index: MetadataIndex) -> torch.Tensor:
-        """Returns the values of a box, in the memory of the shard."""
+        """Returns the values of one block, as a view of this shard."""
         chunks = self.__create_chunk_list__()
         [sizes] = [chunk.sizes for chunk in chunks if chunk.offsets == index.offset]
         offset = np.ravel_multi_index(tuple(index.offset or ()), self.shard.shape)
@@ -221,13 +224,14 @@ class _FlatShard(torch.Tensor):
 
 
 def _boxes(shape: Sequence[int], begin: int, end: int) -> Generator[_Box]:
-    """Yields the boxes that a range of flattened values of a shape consists of."""
+    """Yields the rectangular blocks that make up a range of an array's flattened values."""
     if not shape and begin < end:
         yield (), ()
         return
     while begin < end:
         along, inner = 0, math.prod(shape[1:])
-        while begin % inner or begin + inner > end:  # no whole entry of this axis begins here
+        # Find the first axis of which a whole row begins at `begin` and fits into the range.
+        while begin % inner or begin + inner > end:
             along += 1
             inner //= shape[along]
         offsets = tuple(map(int, np.unravel_index(begin, shape)))

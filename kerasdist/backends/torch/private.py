@@ -1,4 +1,4 @@
-"""All code that uses functions of PyTorch that are not public; `internals.py` declares them."""
+"""All code that uses non-public functions of PyTorch, which `internals.py` declares."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def _copy_one_by_one(targets: Sequence[torch.Tensor], sources: Sequence[torch.Te
         target.copy_(source)
 
 
-# The first call of each function from here to `_looked_up` replaces the function by torch's own, so
-# later calls have no wrapper.
+# The first call of each function from here to `_looked_up` replaces the function by torch's own. So
+# later calls go directly to torch.
 
 
 def multiply_each(tensors: Sequence[torch.Tensor], factor: float) -> Sequence[torch.Tensor]:
@@ -72,7 +72,7 @@ def may_be_transformed() -> bool:
 
 
 def _looked_up(name: str, internal: Internal, otherwise: Callable[..., Any]) -> Callable[..., Any]:
-    """Binds a name of this module to torch's function, or else to `otherwise`; returns it."""
+    """Replaces a function of this module by torch's, or by `otherwise`; returns the new one."""
     found = internal.get() if internal.is_there() else otherwise
     globals()[name] = found
     return found

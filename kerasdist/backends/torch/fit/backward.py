@@ -1,9 +1,9 @@
 """Lets code that runs in the backward pass find its replica.
 
 On a GPU torch runs the backward pass in a thread of the device. This thread does not know the
-replica and the Keras scopes of the forward pass. In two cases Keras calls Python code there:
-`keras.remat` and `keras.RematScope` compute a layer once more, and `keras.ops.custom_gradient`
-computes a gradient.
+replica and the Keras scopes of the forward pass. In two cases Keras calls Python code in this
+thread: `keras.remat` and `keras.RematScope` compute a layer once more, and
+`keras.ops.custom_gradient` computes a gradient.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def install() -> None:
 
 @final
 class _Place:
-    """The replica and the Keras scopes at one point of a step, for another thread to enter."""
+    """The replica and the Keras scopes of the current thread, which another thread can enter."""
 
     def __init__(self, replica: ReplicaLike) -> None:
         self._replica = replica
@@ -64,7 +64,7 @@ def _rematerialized(original: Callable[..., Any], function: Callable[..., Any]) 
 
 @final
 class _Repeated:
-    """A function that repeats its first call's random draws, as torch.utils.checkpoint does."""
+    """A function whose later calls draw the same random numbers as its first call."""
 
     def __init__(self, function: Callable[..., Any], collectives: TorchCollectives) -> None:
         self._function = function
@@ -86,7 +86,7 @@ class _Repeated:
 def _with_custom_gradient(
     original: Callable[..., Any], decorated: Any, *args: object, **kwargs: object
 ) -> Any:
-    """Calls a function with a gradient function of its own, which may run in another thread."""
+    """Calls a function with a custom gradient, which may be computed in another thread."""
     collectives = collectives_here()
     if collectives is None:
         return original(decorated, *args, **kwargs)
@@ -99,9 +99,10 @@ def _with_custom_gradient(
         if not isinstance(result, tuple):  # Keras allows functions that return no gradient
             return result
         output, gradient = result
-        # Until the backward pass, a gradient function keeps alive what `forward` has read. Gathered
-        # frozen weights would need too much memory. For these, the backward pass calls `forward`
-        # once more, which makes the gradient function again.
+        # Until the backward pass, a gradient function keeps alive what `forward` has read. If
+        # `forward` reads frozen weights that were gathered from shards, these would need too much
+        # memory. So this gradient function is dropped, and the backward pass calls `forward` once
+        # more to get another one.
         known = None if keeps_weights else gradient
 
         def placed_gradient(*args: object, **kwargs: object) -> Any:

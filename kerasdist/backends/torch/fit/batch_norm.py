@@ -2,9 +2,9 @@
 
 Keras computes batch normalization by elementary operations, and torch differentiates each of them.
 These operations need about twenty passes over the memory, while on GPUs torch's own function needs
-four. But in training torch's function would take the statistics from its own inputs, while the
-statistics may have to come from the global batch. So `Moments`, a function with a gradient of its
-own, computes the statistics (on CPUs too), and torch's function gets them as in inference.
+four. But in training torch's function would compute the statistics from its own inputs, while the
+statistics may have to come from the global batch. So `Moments`, an autograd function, computes the
+statistics, also on CPUs. Torch's function then gets the statistics as arguments, as in inference.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def install() -> None:
 
 
 def moments(inputs: torch.Tensor, axes: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Returns mean and variance of each channel; None for inputs that `Moments` refuses."""
+    """Returns mean and variance of each channel; None for inputs that `rows_of` excludes."""
     rows = rows_of(inputs, axes)
     return None if rows is None else Moments.apply(rows, None, "")
 
@@ -39,7 +39,7 @@ def moments(inputs: torch.Tensor, axes: Sequence[int]) -> tuple[torch.Tensor, to
 def rows_of(inputs: torch.Tensor, axes: Sequence[int]) -> torch.Tensor | None:
     """Returns float32 inputs as a matrix with a column per channel; None for other inputs.
 
-    The result is None on all replicas or on none; a replica without rows is no exception.
+    Either all replicas get None or no replica does, even if some replicas have no rows.
     """
     kind = inputs.device.type
     if (
@@ -69,7 +69,7 @@ def _gradient_of_rows(
     rows: torch.Tensor, mean: torch.Tensor, slope: torch.Tensor, offset: torch.Tensor
 ) -> torch.Tensor:
     """Returns ``slope * (rows - mean) + offset``, in few passes over memory."""
-    if torch.is_grad_enabled():  # with create_graph=True torch differentiates this pass
+    if torch.is_grad_enabled():  # torch differentiates this, with create_graph=True
         return slope * (rows - mean) + offset
     if rows.device.type == _DEVICE and len(rows):
         ones = torch.ones_like(mean)
@@ -78,13 +78,13 @@ def _gradient_of_rows(
 
 
 class Moments(torch.autograd.Function):
-    """Computes the mean and the variance of each column, over the rows of one or all replicas."""
+    """Computes mean and variance of each column, over the rows of one replica or of all."""
 
     @staticmethod
     def forward(
         ctx: Any, rows: torch.Tensor, replica: Any, label: str
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns both moments: of these rows if `replica` is None, else of all replicas' rows."""
+        """Returns mean and variance of `rows`, or of all replicas' rows if a replica is given."""
         mean, variance = _moments_of(rows)
         count: Any = len(rows)
         if replica is not None:
@@ -123,8 +123,9 @@ def _normalized(  # noqa: PLR0917  Keras's parameters
     is_last = axis in (-1, x.ndim - 1)
     if not is_last or current.replica is None or not _serves(x, channels):
         return original(x, mean, variance, axis, offset, scale, epsilon)
-    # torch's function computes no gradients of the mean and the variance. So it gets both as
-    # constants, and these gradients flow through the scale and the offset that it gets.
+    # Torch's function computes no gradients for the mean and the variance, so it gets them as
+    # constants. They get their gradients through the scale and the offset passed here, which are
+    # computed from them.
     inverse, fixed = (variance + epsilon).rsqrt(), mean.detach()
     slope = inverse if scale is None else scale * inverse
     begin = (fixed - mean) * slope
@@ -146,5 +147,5 @@ def _serves(inputs: torch.Tensor, channels: Sequence[torch.Tensor]) -> bool:
             return False
         if one.device.type != _DEVICE:
             return False
-    # the compiler fuses Keras's own operations
+    # Compiled code keeps Keras's own operations, because the compiler fuses them.
     return inputs.ndim > 1 and inputs.numel() > 0 and not torch.compiler.is_compiling()

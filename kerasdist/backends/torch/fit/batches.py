@@ -1,8 +1,9 @@
 """Divides a global batch into one local batch per replica, and joins the replicas' outputs.
 
 Keras's ``apply_mask`` ends with ``sample_weight *= float_mask``. On PyTorch this operation changes
-the batch's sample weights in place. So code that reads them later in the step, such as a weighted
-metric, gets masked weights. If the loss is a mean, they are also multiplied by ``total / valid``
+the batch's sample weights in place. So code that reads the weights later in the step, such as a
+weighted metric, gets masked weights. If the loss is a mean, the weights are also multiplied by
+``total / valid``, the number of the mask's elements divided by the number of its true elements
 (seen in Keras 3.15). To match one device, this factor must be computed over the global batch.
 """
 
@@ -37,7 +38,7 @@ _MEANS = ("sum_over_batch_size", "mean")
 @final
 @dataclass(frozen=True, eq=False)
 class Part:
-    """One replica's input of a step.
+    """One replica's input for a step.
 
     Attributes:
         argument: The argument of the replica's function.
@@ -58,8 +59,8 @@ def divide(
 ) -> list[Part] | None:
     """Cuts a batch into consecutive local batches of sizes as equal as possible.
 
-    Nones and scalars go to every replica unchanged. A batch of fewer examples than replicas gives
-    fewer local batches than replicas.
+    Nones and scalars go to every replica unchanged. If one process has all replicas, a batch with
+    fewer examples than replicas is cut into single examples, and the last replicas get none.
 
     Args:
         batch: A global batch, or a `WorkerShard` with this worker's rows of a global batch.
@@ -68,9 +69,9 @@ def divide(
         devices: The devices of these replicas, to which the local batches are copied.
 
     Returns:
-        One part per replica of this process. None if the batch is not divided, because it has no
-        array or fewer than two examples, or because several workers have fewer examples than
-        replicas.
+        One `Part` for each replica of this process that gets examples. None if the batch is not
+        divided: if it has no array, if it has fewer than two examples, or if, in a job, it has
+        fewer examples than there are replicas.
     """
     if isinstance(batch, WorkerShard):
         local_batch = LocalBatch(batch.size, batch.total, batch.size / batch.total)
@@ -124,7 +125,7 @@ def _joined(parts: Sequence[Any]) -> Any:
 
 @cache
 def install() -> None:
-    """Installs the hook for masked weights into Keras, once per process."""
+    """Installs the hook for masked sample weights into Keras, once per process."""
     keras_compat.install(apply_mask=_apply_mask)
 
 
@@ -141,7 +142,8 @@ def _apply_mask(
     # An array is copied, because the weights that a user gives to `train_on_batch` must not change.
     if not isinstance(sample_weight, torch.Tensor):
         sample_weight = keras_compat.ops.convert_to_tensor(np.array(sample_weight))
-    # The loss keeps this copy for its backward pass; the weights of the batch change below.
+    # The loss gets a clone, because its backward pass needs the weights as they are now. The
+    # batch's own weights change below.
     merged = original(sample_weight.clone(), mask, dtype=dtype, reduction=reduction)
     with torch.no_grad():
         float_mask = mask.to(merged.dtype)
@@ -149,6 +151,6 @@ def _apply_mask(
             counts = torch.stack([float_mask.new_full((), math.prod(mask.shape)), float_mask.sum()])
             [[total, valid]] = replica.collectives.all_sum([counts])
             float_mask = torch.where(mask.bool(), torch.where(valid > 0, total / valid, 0.0), 0.0)
-        if merged.dtype == sample_weight.dtype:  # Keras makes a copy of weights of another type
+        if merged.dtype == sample_weight.dtype:  # Keras copies other types and leaves them as is
             sample_weight *= float_mask.reshape(sample_weight.shape)
     return merged

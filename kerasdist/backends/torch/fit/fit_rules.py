@@ -1,19 +1,23 @@
-"""Combines the values that replicas assign in a step of `fit`, so that they equal one device's.
+"""Combines the values that replicas assign to variables in a step of `fit`.
 
-A replica's assignments are kept apart until the step ends. Then the values that the replicas of a
-process assigned are combined by the aggregation of the variable:
+The result equals the values that one device would assign. During the step, no replica sees the
+assignments of another replica. At the end of the step each process combines the values of its
+replicas, by the variable's aggregation:
 
-- ``"sum"``, as for the state of metrics: the sum. Replica 0 starts from the value before the step
-  and the others from zero. If the variable is not sync-on-read, every replica starts from the value
-  before the step, and the changes are added;
+- ``"sum"`` with ``synchronization="on_read"``, as for the state of metrics: the sum. In the step,
+  replica 0 starts from the variable's value, and the other replicas start from zero;
+- other ``"sum"``: every replica starts from the variable's value, and the replicas' changes are
+  added to that value;
 - ``"mean"``, of floats: the mean, weighted by the replicas' weights;
-- any other: the first replica's value;
-- buffers of torch's own modules, which have no aggregation: the weighted mean.
+- otherwise: the first replica's value.
 
-Then the workers combine their values by the same rules, in one message per step. Sums may wait for
-a later step; until then the variable holds only this worker's own sum. Values that are equal on all
-replicas are not sent: seed generators, and the moving statistics of a synchronized
-BatchNormalization.
+The buffers of torch's own modules have no aggregation. Of floats the weighted mean is taken, of
+other types the first replica's value.
+
+Then the workers combine the values of their processes by the same rules, all variables together.
+Sums may be combined after a later step; until then a worker's variable holds only that worker's own
+sum. Values that are equal on all replicas are not sent: seed generators, and the moving statistics
+of a synchronized BatchNormalization.
 """
 
 from __future__ import annotations
@@ -34,8 +38,8 @@ from kerasdist.backends.torch.workers.process_group import Group
 from kerasdist.backends.torch.workers.reducer import GradientReducer
 from kerasdist.errors import UnsupportedError
 
-# A step whose number of weights times positions is smaller runs on one core, for at most about
-# 10 ms.
+# A step runs on one core if its number of weights times its number of positions (rows times pixels
+# or tokens) is smaller than this. Such a step takes at most about 10 ms.
 MOST_ON_ONE_CORE = 1 << 27
 
 
@@ -44,10 +48,10 @@ class FitRules(Rules):
     """The rules for the steps of one model.
 
     Attributes:
-        reducer: Sums gradients over the workers during the backward pass; None if they are summed
-            later.
+        reducer: Sums gradients over the workers during the backward pass; None if the gradients are
+            summed after that pass.
         sums_are_parts: Whether variables with the aggregation "sum" hold only this worker's own
-        sum.
+            sum, to which the sums of the other workers are not yet added.
     """
 
     is_fit = True
@@ -67,7 +71,7 @@ class FitRules(Rules):
 
     @torch.no_grad()
     def begin(self, scopes: Sequence[ReplicaScope]) -> None:
-        """Starts a step: sets sums to zero on all workers but the chief, to add them up later."""
+        """Starts a step. Sums start from zero on all workers but the chief, to be added later."""
         self._weight = scopes[0].weight
         self._committed.clear()
         self._buffers.clear()
@@ -80,11 +84,12 @@ class FitRules(Rules):
                     one.zero_()
 
     def is_short(self, batch: object) -> bool:
-        """Returns whether a step is so short that waking a second core costs what it saves.
+        """Returns whether a step is so short that a second core would not make it faster.
 
-        The answer depends only on shapes, so that a repeated run adds numbers in the same order.
+        The answer depends on shapes, not on measured times. So a repeated run uses equally many
+        cores, and adds numbers in the same order.
         """
-        if self.compiled is not None:  # code is compiled for one number of threads
+        if self.compiled is not None:  # compiled code has a fixed number of threads
             return False
         weights = positions = 0
         for variable in self._model.weights:
@@ -98,7 +103,7 @@ class FitRules(Rules):
     def own_value(
         self, scope: ReplicaScope, variable: keras.Variable, source: torch.Tensor | None
     ) -> torch.Tensor | None:
-        """Returns zeros for a sum, except on replica 0; None to start from the variable's value."""
+        """Returns zeros if the replica starts from zero, None if from the variable's value."""
         if source is None:
             raise UnsupportedError(
                 "Expected every variable to exist before the replicas run. Received: "
@@ -127,7 +132,7 @@ class FitRules(Rules):
     def _adds_changes(self, variable: keras.Variable) -> bool:
         """Returns whether all replicas start from a variable's value and their changes are added.
 
-        Compiled code is excluded, because it overwrites the variable's old value.
+        Returns False for compiled code, which overwrites the value that the changes start from.
         """
         if variable.aggregation != "sum" or variable.synchronization == "on_read":
             return False
@@ -149,7 +154,7 @@ class FitRules(Rules):
     def exchange(
         self, logs: Sequence[torch.Tensor] = (), *, sums: bool = True
     ) -> list[torch.Tensor]:
-        """Makes the variables equal on all workers by one message; returns the sums of `logs`."""
+        """Makes the variables equal on all workers; returns the workers' sums of `logs`."""
         committed, self._committed = list(self._committed.values()), {}
         buffers, self._buffers = self._buffers, []
         if self._group.size == 1:
@@ -207,7 +212,8 @@ def combined(
                     own = own - target
                 values[key] = own if scope is scopes[0] else values.get(key, target) + own
             elif aggregation == "mean" and target.is_floating_point() and key not in equal:
-                # The replica's weight as a fraction of all; exactly 1 if there is only one value.
+                # The replica's weight is divided by the weights of all replicas that assigned to
+                # the variable.
                 own = own * (scope.weight / sum(one.weight for one in scopes if key in one.written))
                 values[key] = values[key] + own if key in values else own
             else:

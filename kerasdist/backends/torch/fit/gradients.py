@@ -22,14 +22,14 @@ def weighted_sum(
     variables: Sequence[keras.Variable],
     home: torch.device,
 ) -> list[torch.Tensor | None]:
-    """Returns the weighted sum of the gradients of a process's replicas, added in order of ranks.
+    """Returns the weighted sum of each variable's gradients on the replicas of a process.
 
-    The sum is on `home`, which is the device of the variables.
+    The gradients are added in the order of the replicas, on `home`, the variables' device.
     """
     is_sum = len(all_gradients) > 1
     totals: list[torch.Tensor | None] = [None] * len(all_gradients[0])
-    # A gradient overwrites its variable if the variable is a scale for float8, for example. Of such
-    # gradients the maximum counts.
+    # The gradient of some variables, such as scales for float8, is the variable's next value. The
+    # replicas' values are not added: their maximum is taken.
     overwritten = {i for i, one in enumerate(variables) if one.overwrite_with_gradient}
     for gradients, weight in zip(all_gradients, weights, strict=True):
         given = {index: one for index, one in enumerate(gradients) if one is not None}

@@ -1,8 +1,9 @@
 """Collectives as custom operators of torch, which ``torch.compile`` can include in its graphs.
 
 Compiled code cannot contain Python objects, so an operator gets a number, by which it finds the
-collectives of its replica. An operator sends the same messages as uncompiled code, so not all
-workers need to compile. A tag keeps the compiler from merging two equal calls.
+collectives of its replica. An operator sends the same messages as uncompiled code, so the model may
+be compiled on some workers and uncompiled on others. A tag keeps the compiler from merging two
+equal calls.
 """
 
 from __future__ import annotations

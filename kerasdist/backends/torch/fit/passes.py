@@ -1,8 +1,8 @@
-"""Calls a model for some examples at a time, so that gradients need less memory.
+"""Calls a model in several passes, each with some rows of a batch, to save memory.
 
-Each pass keeps only its inputs, and is computed once more in the backward pass. The code that calls
-the model gets the outputs for all rows, so losses, metrics and updates are the same as after one
-call.
+Until the backward pass, a pass keeps only its inputs in memory. The backward pass computes the pass
+once more. The code that calls the model gets the outputs for all rows, so losses, metrics and
+updates are the same as after one call.
 """
 
 from __future__ import annotations
@@ -33,9 +33,11 @@ def calls(
     if number <= 1 or is_symbolic:
         return call(*args, **kwargs)
     require_trainer(model).require_passes()
-    # The passes are as equal in size as possible: calls of one shape reuse kernels and memory.
+    # The passes have sizes as equal as possible, because calls with equal shapes reuse kernels and
+    # memory.
     ends = [count * done // number for done in range(number + 1)]
-    # The keyword arguments travel in a dict, because Keras 3.12's `remat` passes none on.
+    # The keyword arguments are given as one dict, because Keras 3.12's `remat` drops keyword
+    # arguments.
     again: Any = keras.remat(lambda *given: call(*given[:-1], **given[-1]))
     kept = kept_state_of(model)
     if kept:
@@ -57,7 +59,7 @@ def calls(
 
 
 def _of_rows(given: Any, begin: int, end: int, count: int) -> Any:
-    """Returns some rows, and their masks, of each tensor that has one row per example."""
+    """Cuts each tensor that has a row per example, and its mask, to rows `begin` to `end`."""
 
     def rows(leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor | np.ndarray) or leaf.shape[:1] != (count,):

@@ -39,8 +39,8 @@ class Steps:
     """Runs the steps of one model, and divides each global batch over the replicas.
 
     Every worker runs plain Keras's step on the whole batch in three cases: the batch cannot be
-    divided; the step of another model, on a replica, trains this model; or the strategy has one
-    replica.
+    divided; this model is called inside of another model's step on a replica; or the strategy has
+    one replica.
     """
 
     def __init__(self, trainer: Any) -> None:
@@ -56,7 +56,7 @@ class Steps:
         return CompiledCalls()
 
     def run_trial(self, step: Step, batch: Any) -> Any:
-        """Runs the step of a trial on the replicas; returns the logs of the global batch."""
+        """Runs a step for a `Trial` on the replicas; returns the logs of the global batch."""
         rules, replicas = FitRules(self._model, self._group, _sums_of(self._model)), self._replicas
         parts = divide(
             batch, replicas.num_replicas, replicas.local_replicas, replicas.torch_devices
@@ -66,10 +66,11 @@ class Steps:
         return self._logs(each, parts, rules, wanted=True)
 
     def make_function(self, step: Step, alone: Step, *, trains: bool = False) -> Function:
-        """Returns a function that takes steps and returns the logs of the last step.
+        """Returns a function that runs a step per batch and returns the logs of the last step.
 
-        With `trains`, the function reports each step to the meter, if the program has a meter. On
-        several workers it then sums the gradients of Keras's own step during the backward pass.
+        With `trains`, the function reports the steps to the program's meter, if there is one. With
+        `trains` and several workers, the gradients of Keras's own `train_step` are summed during
+        the backward pass.
         """
         model = self._model
         if not self._replicas.is_plain:
@@ -157,17 +158,18 @@ class Steps:
             return step(batch)
 
     def end(self) -> bool:
-        """Sums metrics over the workers if a step has postponed that; returns whether one has."""
+        """Sums metrics over the workers if the last step has not; returns whether that was so."""
         rules, self._unsummed = self._unsummed, None
         if rules is not None:
             rules.exchange()
         return rules is not None
 
     def _divided(self, batch: Any) -> tuple[Any, list[Part] | None]:
-        """Returns a batch and its local batches; None for these if the batch is not divided."""
+        """Returns a batch, and its local batches or None if the batch is not divided."""
         replicas = self._replicas
         if isinstance(batch, WorkerShard) and not batch.least:
-            # Workers that have no more data compute some rows of the other workers.
+            # A worker has no rows of this batch. So all rows are gathered, and are then divided
+            # evenly over the workers.
             batch = of_all(self._group, batch.rows, "divide a batch")
         if replicas.is_plain or current.replica is not None:
             return batch, None
@@ -181,9 +183,10 @@ class Steps:
 
 
 def layers_with_buffers(model: Any) -> list[Any]:
-    """Returns the layers of a model, and the model, that have torch buffers of their own."""
+    """Returns those of a model and its layers that have registered torch buffers themselves."""
     layers = [model, *keras_compat.flat_layers(model)]
-    # Left out, because each replica has its own buffers of the module in such a wrapper.
+    # Wrappers are left out, because each replica has its own copies of the buffers of a wrapped
+    # module.
     wrapper = keras.layers.TorchModuleWrapper
     return [
         one
@@ -198,7 +201,7 @@ def buffers_of(layer: Any) -> dict[str, torch.Tensor]:
 
 
 def _versions(layers: Sequence[Any]) -> list[tuple[Any, str, Version]]:
-    """Returns each buffer's layer, its name and its version."""
+    """Returns, for each buffer of these layers, the layer, the buffer's name and its `Version`."""
     found = [(layer, buffers_of(layer)) for layer in layers]
     return [(layer, name, Version(one)) for layer, own in found for name, one in own.items()]
 

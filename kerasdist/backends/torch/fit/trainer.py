@@ -34,8 +34,8 @@ _IN_THREADS = (
     "A process per device compiles: `kerasdist run --workers gpu script.py`."
 )
 _GATHERS = (
-    'With sharding="full" weights are gathered while the model runs, and with a LayoutMap it runs '
-    'by DTensor, which torch.compile cannot follow here. sharding="optimizer" compiles.'
+    'With sharding="full" weights are gathered while the model runs, and with a LayoutMap the model '
+    'runs by DTensor: torch.compile supports neither here. sharding="optimizer" compiles.'
 )
 
 
@@ -58,7 +58,7 @@ class TorchTrainer(ReplicatedTrainer):
         return passes.calls(self.model, call, args, kwargs, most)
 
     def _call_at_once(self, original: Original, *args: object, **kwargs: object) -> Any:
-        """Calls the model once; in a worker's replica compiled, if ``jit_compile=True``."""
+        """Calls the model once, in compiled form in a worker's replica if ``jit_compile=True``."""
         scope, trial = keras_compat.get_stateless_scope(), current.trial
         compiled = scope.rules.compiled if isinstance(scope, ReplicaScope) else None
         collectives = collectives_here() if compiled else None
@@ -160,14 +160,17 @@ class TorchTrainer(ReplicatedTrainer):
         super().require_passes()
 
     def find_rows(self, batch: Any) -> None:
-        """Finds how many rows a replica has memory for in a pass. All workers must call this."""
+        """Finds how many rows of a batch a replica can compute at once, as its memory allows.
+
+        All workers must call this method.
+        """
         replicas, examples = self.replicas, rows_of(batch)
         rows = -(-examples // replicas.num_replicas)
         rows = batch.size if isinstance(batch, WorkerShard) else rows
         memory.find(self, examples, rows, partial(self._try_step, batch))
 
     def _try_step(self, batch: Any) -> None:
-        """Tries a step with the rows of this process's first replica, up to its gradients."""
+        """Computes the gradients of a step on the first replica's rows, to try out the memory."""
         from kerasdist.backends.torch.fit.trial import TorchMemoryTrial  # few programs need it
 
         replicas = self.replicas
@@ -193,7 +196,8 @@ class TorchTrainer(ReplicatedTrainer):
     @property
     def compiles_in_replicas(self) -> bool:
         """Whether calls of the model in a replica's step are compiled."""
-        # Only in a job, because a worker's only replica reads the variables themselves.
+        # Only in a job: there the only replica of a process reads the variables themselves, and
+        # compiled code does so too.
         is_worker = self.replicas.job is not None
         is_asked = is_worker and not self._gathers_weights
         return is_asked and keras_compat.uses_torch_compile(self.model)
@@ -204,11 +208,13 @@ class TorchTrainer(ReplicatedTrainer):
         return rules is not None and rules.shards_weights
 
     def end_epoch(self, original: Original, logs: Any) -> Any:
-        """Returns the logs of an epoch; this may wait for the device, as Keras itself then does."""
+        """Returns the logs of an epoch; may wait for the device, as plain Keras does here."""
         job = self.replicas.job
         if job is not None:
-            self.replicas.first_batches.history.end()  # reports that no step follows before a wait
-            # All workers wait for each other, because Gloo aborts if some end while others sum.
+            # Before this worker waits below, it reports that no step follows in this epoch.
+            self.replicas.first_batches.history.end()
+            # The workers wait for each other, because Gloo aborts if a worker ends its process
+            # while other workers still sum.
             job.all_have_one("end of the data", None)
         return self.model.get_metrics_result() if self._steps.end() else original(logs)
 

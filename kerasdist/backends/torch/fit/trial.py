@@ -24,17 +24,17 @@ from kerasdist.input.sharding import WorkerShard
 
 
 class TorchTrial(Trial):
-    """A trial whose step reads clones of the variables, on one device and on the replicas."""
+    """Runs a step on clones of the variables, either on one device or on the replicas."""
 
-    is_only = False  # as in a `ReplicaScope`, because calls of torch's own modules read it
+    is_only = False  # the code that calls torch's modules reads this, as in a `ReplicaScope`
 
     @classmethod
     def gathered(cls, replicas: Any, batch: Any, *, spares: bool) -> TriedBatch:
-        """Returns a batch with the rows of all workers."""
+        """Returns a `TriedBatch` with the rows of all workers. All workers must call it."""
         if not isinstance(batch, WorkerShard):
             return super().gathered(replicas, batch, spares=spares)
         group, purpose = replicas.group, "check a batch"
-        if batch.least == 0:  # `Steps` divides the global batch in this case
+        if batch.least == 0:  # a worker has no rows, so `Steps` gathers and divides all rows
             return super().gathered(replicas, of_all(group, batch.rows, purpose), spares=spares)
         if spares:
             sizes = sharding.trial_sizes(batch.sizes)
@@ -80,7 +80,7 @@ class TorchTrial(Trial):
         return self._copies.setdefault(id(buffer), (buffer, _clone(buffer)))[1]
 
     def take(self, batch: TriedBatch) -> Any:
-        """Runs the step in this thread, or on the replicas."""
+        """Runs the step: for one device in this thread, otherwise on the replicas."""
         with self._replicas.placement():
             if self._alone:
                 return self._step(batch.whole)
@@ -104,7 +104,7 @@ class TorchTrial(Trial):
 
 @final
 class TorchMemoryTrial(MemoryTrial, TorchTrial):
-    """A trial for memory, in which the step reads tensors that share the variables' memory."""
+    """Tries whether memory suffices for a step, which reads the variables without copying them."""
 
     def copy(self, variable: keras.Variable) -> torch.Tensor | None:
         """Returns a tensor that shares a variable's memory, and has a gradient of its own."""
@@ -112,7 +112,7 @@ class TorchMemoryTrial(MemoryTrial, TorchTrial):
         return None if value is None else value.detach().requires_grad_(value.requires_grad)
 
     def clear_gradients(self, variables: Iterable[keras.Variable]) -> None:
-        """Clears the gradients; in a job, makes zeros, which need the memory of `fit`'s buckets."""
+        """Clears the gradients. In a job they become zeros, as large as the buckets of `fit`."""
         super().clear_gradients(variables)
         if self._replicas.job is None:
             return
@@ -133,7 +133,7 @@ def _clone(value: torch.Tensor) -> torch.Tensor:
 
 @final
 class _Drawing:
-    """Passes each random operator that torch runs in this thread to a trial's draws.
+    """Runs torch's random operators in this thread through the `Draws` of a trial.
 
     Afterwards torch's own generators, which all threads share, are as if nothing had been drawn.
     """
@@ -147,10 +147,10 @@ class _Drawing:
         if torch.Tag.nondeterministic_seeded not in func.tags:
             return func(*args, **kwargs)
         name = str(func.overloadpacket)
-        if name == "aten.native_dropout":  # on GPUs
+        if name == "aten.native_dropout":  # used on GPUs; in a trial it drops nothing
             return args[0].clone(), torch.ones_like(args[0], dtype=torch.bool)
         if name == "aten.randperm":
-            # One device permutes more rows than a replica does, so trials keep the order.
+            # One device would permute more rows than a replica, so a trial permutes no rows.
             drawn = func(*args, **kwargs)
             return torch.arange(len(drawn), device=drawn.device).to(drawn.dtype)
         call = partial(self._call, func, args, kwargs)
@@ -160,7 +160,7 @@ class _Drawing:
         return self._draws.draw(name, call, None)
 
     def _call(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Runs a random operation, with the trial's state of torch's own generator."""
+        """Runs a random operator from the state that torch's generator has reached in the trial."""
         tensors = [one for one in args if isinstance(one, torch.Tensor)]
         device = tensors[0].device if tensors else torch.device(kwargs.get("device") or "cpu")
         generator = default_generators(device)[-1]

@@ -39,7 +39,7 @@ def _in_groups(original: Callable[..., None]) -> Callable[..., None]:
         learning_rate: Any,
     ) -> None:
         # Nadam changes a variable of its own in each update, so Nadam updates all weights at once.
-        # In other optimizers a weight's update depends only on the weight and its slots. The sparse
+        # Other optimizers update each weight independently of the other weights. The sparse
         # gradients of torch's own embeddings have no size in bytes, so they are not grouped.
         if (
             ownership.strategy_of(trainable_variables[0]) is None

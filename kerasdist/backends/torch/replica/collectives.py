@@ -71,7 +71,7 @@ class Shared:
         threads: The threads in which the replicas run; None for a single replica.
         group: The collectives between the processes.
         gradient_sum: Sums the workers' gradients; None if there is one worker.
-        components: The components of variables in custom loops.
+        components: In custom loops, the values of variables that differ by replica.
         device: The device that holds the variables.
         draws: The random generators of the replicas.
     """
@@ -87,7 +87,7 @@ class Shared:
 
 @final
 class TorchCollectives(Collectives):
-    """The collectives of one replica, as one object for all steps of this replica.
+    """The collectives of one replica. The same object serves all steps of the replica.
 
     Attributes:
         rank: The replica's number among the replicas of all workers.
@@ -98,13 +98,13 @@ class TorchCollectives(Collectives):
         calls: How many collectives the replica has called in its step.
         context: The replica's context in the last step.
         gradient_weight: The weight by which the gradients of the replica's loss will be multiplied;
-            1 during the backward pass of a loss that already has the weight.
+            1 during the backward pass of a loss that was already multiplied by the weight.
     """
 
     own_moments = staticmethod(batch_norm.moments)
 
     def __init__(self, index: int, shared: Shared) -> None:
-        """Makes the collectives of a process's replica with this index."""
+        """Makes the collectives of the replica that has this index in its process."""
         self.scope = shared.scopes[index]
         self.rank = self.scope.rank
         self.number = graph_ops.numbered(self)
@@ -194,7 +194,7 @@ class TorchCollectives(Collectives):
                 None if gradient is None else weights.own_gradient(gradient, variable)
                 for gradient, variable in zip(gradients, known, strict=True)
             ]
-        # The gradients of torch's embeddings may be sparse.
+        # Torch's embeddings may have sparse gradients, which messages cannot contain.
         gradients = [None if one is None else one.to_dense() for one in gradients]
 
         def update(
@@ -208,7 +208,8 @@ class TorchCollectives(Collectives):
                 with self.no_replica(), keras.name_scope(optimizer.name):
                     optimizer.build(variables)
             reduced = None
-            # Only a job has a reducer, and in a job this replica is the only one of its process.
+            # Only a job has a reducer, and in a job a process has one replica. So `gradients` are
+            # all gradients of this process.
             if isinstance(rules, FitRules) and rules.reducer is not None:
                 reduced = rules.reducer.sum_up(optimizer, gradients, weights[0], known)
             if reduced is None:
@@ -229,7 +230,7 @@ class TorchCollectives(Collectives):
             self.scope.weights.release()
 
     def differentiated_loss(self, loss: torch.Tensor, *, is_weighted: bool) -> torch.Tensor:
-        """Returns the loss, as a `WeightedLoss` if it was already multiplied by the weight."""
+        """Returns the loss, marked by `WeightedLoss` if it has the replica's weight already."""
         loss = self._plain(loss)
         return WeightedLoss.apply(self, loss) if is_weighted else loss
 
@@ -264,7 +265,7 @@ class TorchCollectives(Collectives):
     def all_moments(
         self, inputs: torch.Tensor, axes: Sequence[int]
     ) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Returns mean and variance over all replicas; None for inputs that `Moments` refuses."""
+        """Returns mean and variance over all replicas, or None (see `batch_norm.rows_of`)."""
         weights = self.scope.weights
         rows = batch_norm.rows_of(inputs if weights is None else weights.plain(inputs), axes)
         if rows is None:
@@ -344,11 +345,11 @@ class TorchCollectives(Collectives):
             yield
 
     def _own(self, leaf: Any) -> Any:
-        """Returns a copy of a tensor that all replicas share, which this replica may change."""
+        """Returns this replica's own copy of a tensor, or any other object unchanged."""
         return leaf.to(self.scope.device, copy=True) if isinstance(leaf, torch.Tensor) else leaf
 
     def label(self, name: str) -> str:
-        """Returns a name with the number of this call, by which replicas compare their calls."""
+        """Returns a name with the number of this call. Replicas compare these labels."""
         self.calls += 1
         return f"{name} number {self.calls}"
 

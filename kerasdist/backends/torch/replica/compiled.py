@@ -2,13 +2,13 @@
 
 With ``jit_compile=True`` Keras compiles its whole step. But in a replica the update of the
 variables waits for the other workers, and compiled code cannot wait. So here only the calls of
-models are compiled, together with their backward passes. The hooks on gradients work as without a
-compiler. Collectives in layers, and draws from a replica's own generator, are custom operators in
-the compiled code (`graph_ops.py`).
+models are compiled, together with their backward passes. The hooks that sum gradients
+(`reducer.py`) work as without a compiler. Collectives in layers, and random draws from a replica's
+own generator, are custom operators in the compiled code (`graph_ops.py`).
 
 The only replica of a process reads the variables themselves. So the compiled code can run outside
-of the replica's scope, where it looks to the compiler like plain Keras; afterwards the scope gets
-the list of variables that were written.
+of the replica's scope, as plain Keras's code does. Afterwards the scope gets the list of variables
+that the compiled code has written.
 """
 
 from __future__ import annotations
@@ -41,11 +41,12 @@ class CompiledCalls:
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
     ) -> Any:
-        """Calls a model in a worker's only replica; if it cannot be compiled, calls `plain`."""
+        """Calls a model in compiled form; if the model cannot be compiled, calls `plain`."""
         if self._gave_up:
             return plain(*args, **kwargs)
         if any(variable.aggregation == "sum" for variable in model.non_trainable_variables):
-            # All replicas but the first would have to read zeros, which compiled code cannot do.
+            # All replicas but the first must read zeros in place of the value of such a variable,
+            # and compiled code cannot do this.
             self._give_up(model, "one of its layers counts in a variable with aggregation='sum'")
             return plain(*args, **kwargs)
         scope, before = collectives.scope, collectives.calls
@@ -54,7 +55,8 @@ class CompiledCalls:
             with keras_compat.outside_stateless_scopes():
                 return self._compiled(model, args, kwargs)
         except private.compiler_errors() as error:
-            # `plain` would repeat a collective, while other workers wait in the next collective.
+            # The compiled code has already called a collective. `plain` would call this collective
+            # once more, but the other workers are already waiting in the next one.
             if collectives.calls > before:
                 error.add_note("The model cannot be compiled: compile it with jit_compile=False.")
                 raise

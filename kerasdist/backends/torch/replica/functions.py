@@ -30,7 +30,7 @@ class Step:
     """A user function as a step of a custom loop; on one replica it can be compiled."""
 
     def __init__(self, function: Callable[..., Any], jit_compile: bool) -> None:
-        """Wraps the function; torch compiles it at the first call."""
+        """Wraps the function; with `jit_compile`, torch compiles it at the first call."""
         functools.update_wrapper(self, function)
         self._function = function
         self._compiled = torch.compile(function) if jit_compile else None

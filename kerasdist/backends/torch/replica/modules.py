@@ -2,7 +2,7 @@
 
 Keras reads its variables through the replica's scope, but torch's code takes parameters from the
 modules. So each method of a Keras layer that returns parameters is replaced by a method that
-returns the values in the scope.
+returns the replica's values of these parameters.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ _BATCH_NORMS = (
     *(one for one in nn.BatchNorm1d.__mro__[1:2] if one is not nn.Module),
 )
 
-# The modules that hold a replica's tensors at the moment.
-# Replicas take turns, so another replica rarely finds a module here.
-# A second replica finds one if the first replica waits in a collective inside of the module.
+# The modules whose code a replica is running. Replicas take turns, so usually a replica does not
+# call a module that is in this set. It does if another replica waits in a collective inside of the
+# module.
 _in_use: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
 
 
 @cache
 def install() -> None:
-    """Makes every access to parameters go through the replica's scope, once per process."""
+    """Installs hooks that give torch code the replica's parameters, once per process."""
     keras_compat.install(
         named_parameters=partial(_lead, _named_parameters),
         module_parameters=partial(_lead, _wrapped_parameters),
@@ -55,7 +55,7 @@ def _lead(
     *args: object,
     **kwargs: object,
 ) -> Any:
-    """Calls `in_replica` with the replica's scope; outside of replicas, Keras's own method."""
+    """Calls `in_replica` with the replica's scope; outside of replicas, calls Keras's method."""
     scope = scope_here()
     if scope is None:
         return original(layer, *args, **kwargs)
@@ -76,7 +76,7 @@ def _named_parameters(
     **kwargs: object,
 ) -> Iterator[tuple[str, Any]]:
     values = _values_by_parameter(scope, layer)
-    # The first call registers the layer's variables with torch.
+    # The first call registers the variables' own values with torch, so it runs outside of scopes.
     with keras_compat.outside_stateless_scopes():
         parameters = original(layer, *args, **kwargs)
     for name, parameter in parameters:

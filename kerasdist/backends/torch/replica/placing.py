@@ -17,14 +17,14 @@ from kerasdist.core.devices import Device
 
 @final
 class Version:
-    """A tensor at one moment, to notice a change of the tensor, or another tensor in its place."""
+    """Records a tensor and its state, to find out later whether it was changed or replaced."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._tensor, self._address = tensor, tensor.data_ptr()
         self._changes = private.count_changes(tensor)
 
     def is_of(self, tensor: torch.Tensor) -> bool:
-        """Returns whether a tensor still has this version, and so has not changed."""
+        """Returns whether this is the recorded tensor, and has not changed since then."""
         is_there = tensor is self._tensor and tensor.data_ptr() == self._address
         return is_there and private.count_changes(tensor) == self._changes
 
@@ -54,20 +54,21 @@ def default_generators(device: torch.device) -> list[torch.Generator]:
 
 @contextmanager
 def _computing_on_gpu(device: Device) -> Iterator[None]:
-    # Keras replaces operations that CUDA lacks for the device "cuda", but not for "cuda:0".
+    # CUDA lacks some operations. Keras replaces them if the device is named "cuda", but not if it
+    # is named "cuda:0".
     with keras.device("cuda"), torch.cuda.device(device.index):
         yield
 
 
 def move(device: torch.device, leaf: object) -> Any:
-    """Returns a tensor on a device, without waiting for copies to a GPU; other leaves unchanged."""
+    """Returns a tensor on a device, other objects unchanged; does not wait for copies to a GPU."""
     if not isinstance(leaf, torch.Tensor) or leaf.device == device:
         return leaf
     if device.type == "cpu":
         return leaf.to(device)
     if device.type == "cuda" and leaf.device.type == "cpu":
-        # A copy from ordinary memory would first wait for all work of the GPU. Page-locked memory
-        # is reused only when all copies from it are done, so `leaf` may be dropped at once.
+        # A copy from ordinary memory would first wait for all work of the GPU. Torch reuses
+        # page-locked memory only when all copies from it are done, so nothing must keep `leaf`.
         leaf = leaf.pin_memory()
     return leaf.to(device, non_blocking=True)
 

@@ -1,4 +1,4 @@
-"""Handles random draws without a seed in replicas.
+"""Handles random draws in replicas if the user passes no seed.
 
 `kerasdist.training.randomness` handles draws from a ``keras.random.SeedGenerator``. This file
 handles draws from Keras's global generator and from torch's generator, which
@@ -57,9 +57,9 @@ class StepDraws:
 
     The first replica that draws in a step seeds the generators of all replicas, by one draw from
     torch's own generator. So ``keras.utils.set_random_seed`` determines the draws of all replicas.
-    If each replica draws for the global batch (`kerasdist.config.set_draws`), all their generators
-    start from the state of torch's own generator, and after the step torch's own generator gets
-    their state.
+    If each replica draws the numbers of the global batch (`kerasdist.config.set_draws`), the
+    generators of all replicas start from the state of torch's own generator. After the step,
+    torch's own generator gets the state of a replica's generator.
     """
 
     def __init__(self, ranks: range) -> None:
@@ -93,7 +93,7 @@ class StepDraws:
 
     @contextmanager
     def again(self, rank: int, state: torch.Tensor | None) -> Iterator[None]:
-        """Lets a replica draw again what it drew after `state`; None: the step's first state."""
+        """Lets a replica repeat its draws since `state`; None is the state at the step's start."""
         if self._first is None:  # nothing was drawn in this step
             yield
             return
@@ -137,7 +137,7 @@ def _dropped(
     if torch.compiler.is_compiling():
         return inputs * (_kept_in_graph(inputs, 1.0 - rate, collectives.number) / (1.0 - rate))
     generator = collectives.draws.generator(collectives.rank)
-    # A DTensor cannot be filled from a given generator.
+    # A DTensor cannot be filled from a given generator, so the mask is a plain tensor.
     like = torch.empty(inputs.shape, dtype=inputs.dtype) if collectives.scope.weights else inputs
     return inputs * _kept(like, 1.0 - rate, generator).div_(1.0 - rate)
 

@@ -68,14 +68,15 @@ if TYPE_CHECKING:
 
 @final
 class TorchReplicaSet(ReplicaSet):
-    """The devices of a strategy, with a thread for each device, which runs the device's replica.
+    """The replicas of a strategy: one replica for each device, which runs in its own thread.
 
     Threads of one process take turns, but the kernels that a replica has launched on its GPU
     continue to run while the next replica launches its own. In a job each worker has one replica.
 
     Attributes:
         workers: The collectives between all workers.
-        group: The collectives between this worker and its counterparts in the other replicas.
+        group: The collectives between this worker and, with a LayoutMap, the workers at the same
+            position in the other replicas; otherwise the same as `workers`.
         gradient_sum: Sums the workers' gradients after the backward pass; None if there is one
             worker.
         torch_devices: The devices as objects of torch.
@@ -122,7 +123,7 @@ class TorchReplicaSet(ReplicaSet):
                 self.reads_need_all_workers = True
             self.gradient_sum = GradientSum(self.group, job)
         self.gradients_travel_as = self.group.gradients_travel_as
-        # NCCL's collectives return at once, so the host does not wait inside of them.
+        # On GPUs the host cannot measure collectives, because NCCL's return before they are done.
         self.measures_collectives = job is not None and self.on_cpu
         self.components = Components(self.group, self.local_replicas, self.num_replicas)
         self.loop_rules = LoopRules(self.components)
@@ -166,7 +167,7 @@ class TorchReplicaSet(ReplicaSet):
         return min(map(_free_bytes, gpus), default=None)
 
     def data_adapter(self, adapter: Any) -> Any:
-        """Returns an adapter that yields global batches, or this worker's rows of arrays."""
+        """Returns an adapter that yields this worker's rows of arrays, or else global batches."""
         # A model in a replica may call another model's `predict`, whose batches are not divided.
         if self.job is None or current.replica is not None or isinstance(adapter, WorkerBatches):
             return adapter
@@ -195,7 +196,8 @@ class TorchReplicaSet(ReplicaSet):
             some = [own[index] for index in members]
             for mine, sent in zip(some, self.workers.from_chief(some), strict=True):
                 chiefs = sent.to(mine.device)  # an offloaded variable is in the host's memory
-                # Equal values are not written, because a write invalidates replicas' own values.
+                # Equal values are not written, because after a write the replicas' own values of
+                # the variable are no longer valid.
                 if not torch.equal(mine, chiefs):
                     mine.copy_(chiefs)
 
@@ -214,9 +216,9 @@ class TorchReplicaSet(ReplicaSet):
         return (f"{how}, on the host", why, (0,)) if is_on_host(variable) else (how, why, shape)
 
     def checksums(self, variables: Sequence[keras.Variable]) -> list[int]:
-        """Returns a checksum of each variable's value on this worker, computed on its device.
+        """Returns a checksum of each variable's value, computed on this worker's device.
 
-        For a sharded variable it is the checksum of no elements, because workers' shards differ.
+        A sharded variable gets the checksum of an empty tensor, because the workers' shards differ.
         """
         values = [
             (one if shards.shard_of(variable) is None else one[:0]).detach()
@@ -244,11 +246,11 @@ class TorchReplicaSet(ReplicaSet):
                 "predict in the function of a merge_call, or a call of `run` there in a step of "
                 "fit. All replicas wait for that function. Make the call after the step."
             )
-        # Threads of the user may share a strategy, so only one of them runs a step at a time. Code
-        # of a merge_call holds the lock already.
+        # Threads of the user may share a strategy, so only one of them runs a step at a time. If
+        # the function of a merge_call calls `run`, its thread holds the lock already.
         with self._one_step if outer is None else contextlib.nullcontext():
-            # A trial works on copies of variables, and a nested `run` has its own steps.
-            # So both get replicas with their own scopes.
+            # A trial works on copies of variables, and a nested `run` is a step inside of a step.
+            # So each of them gets new replicas, with scopes of their own.
             if outer is not None or current.trial is not None:
                 return LocalReplicas(self).run(strategy, step, parts, rules)
             if self._replicas is None:
@@ -265,7 +267,7 @@ _AT_ONCE = 1 << 22
 
 
 def checksum_on_device(value: torch.Tensor) -> torch.Tensor:
-    """Returns a sum of the bits of a tensor, with a random factor for each position."""
+    """Returns a checksum: a tensor's bits as integers, summed with a factor for each position."""
     words = {1: torch.uint8, 2: torch.int16}.get(value.element_size(), torch.int32)
     bits = value.contiguous().reshape(-1).view(words)
     total = torch.zeros((), dtype=torch.int64, device=value.device)
@@ -344,7 +346,7 @@ class LocalReplicas:
                         return self._step(index, strategy, step, parts, rules)
                     context = settings.context.copy()
                     if scopes[index].device.type == "cpu" and rules.is_short(parts[index].argument):
-                        torch.set_num_threads(1)  # for this thread: it starts no OpenMP team
+                        torch.set_num_threads(1)  # this thread then starts no OpenMP threads
                     with settings.applied():
                         return context.run(self._step, index, strategy, step, parts, rules)
 
@@ -398,7 +400,8 @@ class LocalReplicas:
 class TorchRunner(Runner):
     """Runs a function in each replica of this process.
 
-    A distributed value holds a tensor per replica; with one replica here it is a plain tensor.
+    A distributed value holds a tensor for each replica of this process. If the process has one
+    replica, a plain tensor takes the place of a distributed value.
     """
 
     def __init__(self, replica_set: TorchReplicaSet) -> None:
@@ -427,7 +430,7 @@ class TorchRunner(Runner):
 
     @torch.no_grad()
     def reduce(self, op: ReduceOp, value: Any, axis: int | Sequence[int] | None) -> torch.Tensor:
-        """Returns the sum or mean of a value's components, also along axes if these are given."""
+        """Returns the sum or mean over a value's components, and over axes if `axis` is given."""
         parts = self._tensors(value)
         check_summable(parts)
         count = len(parts)
@@ -495,7 +498,7 @@ class TorchRunner(Runner):
         return placed[0] if len(placed) == 1 else transpose(placed, _values)
 
     def local_results(self, value: Any) -> tuple[Any, ...]:
-        """Returns the components of a value or a variable; for anything else a tuple of it."""
+        """Returns the components of a value or a variable; anything else in a tuple of length 1."""
         if isinstance(value, DistributedValues):
             return value.values
         return self._replica_components(value) if isinstance(value, keras.Variable) else (value,)
@@ -506,7 +509,7 @@ class TorchRunner(Runner):
         return shards.read(variable).detach().clone()
 
     def _replica_components(self, variable: keras.Variable) -> tuple[torch.Tensor, ...]:
-        """Returns the values that the replicas of this process would read of a variable."""
+        """Returns the values of a variable that the replicas of this process would read."""
         found = [
             self._components.component(variable, rank, device)
             for rank, device in zip(self._replica_set.local_replicas, self._devices, strict=True)

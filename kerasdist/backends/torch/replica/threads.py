@@ -6,9 +6,9 @@ teams together had more threads than there are cores, OpenMP would slow down all
 process, also those of plain models.
 
 At a collective (`meet`) each replica gives a value, the last replica to arrive combines the values,
-and all replicas get the result. A replica ends the step for all others if it raises, if it ends its
-step while others wait, if it makes another call than the others, or if it does not arrive in time.
-Then every replica that waits or arrives later gets a `ReplicaError`.
+and all replicas get the result. A replica ends the step for all others if it raises an error, if it
+ends its step while others wait, if it makes another call than the others, or if it does not arrive
+in time. Then every replica that waits or arrives later gets a `ReplicaError`.
 
 The threads take turns: only one thread runs at a time, from one collective to the next, and always
 in the same order. So replicas can share the state that Keras's layers and torch keep once per
@@ -70,7 +70,8 @@ class ReplicaThreads:
     ) -> list[_Result]:
         """Runs ``work(rank)`` for the first `count` replicas; returns their results by rank.
 
-        Each replica has its own copy of the state that its code keeps in Python objects.
+        With `kept`, each replica has its own copy of the state that the user's code keeps in Python
+        objects.
         """
         self._count = count
         self._kept = kept
@@ -96,7 +97,7 @@ class ReplicaThreads:
     def meet(
         self, rank: int, label: str, value: _Value, combine: Callable[[Sequence[_Value]], _Result]
     ) -> _Result:
-        """Waits for all replicas; returns the result of `combine` for the values of all.
+        """Waits until each replica has given a value; returns the result of `combine` for these.
 
         All replicas get the same object.
         """
@@ -156,7 +157,7 @@ class ReplicaThreads:
             except KeyboardInterrupt as interrupt:
                 with self._lock:
                     self._break(interrupt, by=rank)
-                self._wait(0)  # waits until the others have stopped, at a collective
+                self._wait(0)  # waits until all others have stopped, each at its next collective
 
     def _conclude(self, rank: int, combine: Callable[[Sequence[Any]], object]) -> None:
         """Combines the values in the last replica to arrive, while the others wait."""
@@ -270,7 +271,10 @@ class ThreadSettings:
 
 
 def _mode_of_thread(mode: Any) -> AbstractContextManager[Any]:
-    """Returns a torch mode of the caller, for a replica: a device mode then names its device."""
+    """Returns a torch mode of the thread that calls `run`, for the thread of a replica.
+
+    A ``torch.device`` mode loses its device's number, and so means the replica's own GPU.
+    """
     device = getattr(mode, "device", None)
     if isinstance(device, torch.device) and type(mode).__module__.startswith("torch."):
         return torch.device(device.type)  # "cuda" means the replica's own GPU

@@ -38,8 +38,8 @@ from kerasdist.core import ownership
 from kerasdist.core.context import current
 from kerasdist.core.ownership import VariableTable
 
-# The components of a variable on the replicas of this process, and the version that the variable's
-# own value had when they were kept. The components are valid as long as that version is current.
+# The components of a variable on the replicas of this process, and the version of the variable's
+# own value when the components were stored. When that value changes, the components become invalid.
 Kept = tuple[tuple[torch.Tensor, ...], Version]
 
 
@@ -84,7 +84,7 @@ class Components:
     def keep(
         self, variables: Sequence[keras.Variable], columns: Sequence[Sequence[torch.Tensor]]
     ) -> None:
-        """Keeps components, and sets the variables' own values to their aggregates.
+        """Stores components, and sets each variable's own value to the aggregate of its components.
 
         Args:
             variables: Variables that have components.

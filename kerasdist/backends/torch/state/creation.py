@@ -53,6 +53,7 @@ def _make_variable(
         and keras_compat.stored_value(variable) is not None
         and (collectives is None or not collectives.scope.rules.is_fit)
     ):
-        # Each replica's value starts with the initial value; the stored value is their sum.
+        # Each replica's component starts with the initial value. The variable's stored value is the
+        # sum of the components.
         with torch.no_grad():
             keras_compat.stored_value(variable).mul_(strategy.num_replicas_in_sync)

@@ -37,14 +37,14 @@ from kerasdist.core.ownership import VariableTable
 if TYPE_CHECKING:
     from kerasdist.backends.torch.workers.process_group import Waitable
 
-# A place in a step: how many groups were used, the last group, and whether autograd was recording
-# at that use, as in the forward pass.
+# A point of a step: how many groups have been used, which group was used last, and whether autograd
+# was recording at that use, as it does in the forward pass.
 _Place = tuple[int, WeightGroup | None, bool]
 
 
 @final
 class Leaf:
-    """The autograd leaf of one sharded weight, which keeps its gradient from step to step."""
+    """The autograd leaf of one sharded weight. Leaf and gradient last from step to step."""
 
     def __init__(self, variable: keras.Variable, shard: Shard) -> None:
         """Makes a leaf without values."""
@@ -58,7 +58,7 @@ class Leaf:
         self.address = 0
 
     def serves(self, stored: torch.Tensor) -> bool:
-        """Returns whether this leaf belongs to the tensor that the variable holds now."""
+        """Returns whether this leaf was made for `stored`, the tensor that the variable has now."""
         return stored is self._stored and stored.requires_grad == self.tensor.requires_grad
 
     @property
@@ -95,14 +95,14 @@ class ShardedWeights(abc.ABC):
     Attributes:
         are_differentiated: Whether the backward pass of Keras's own `train_step` is over. From then
             until the optimizer's update, that step reads only gradients.
-        advice: What a user can do so that a weight to which steps assign is not sharded.
+        advice: A sentence for error messages, which tells a user how to leave a weight unsharded.
     """
 
     are_differentiated = False
     advice: str
 
     def add(self, variable: keras.Variable, shard: Shard) -> None:  # noqa: B027
-        """Adds a new weight, if weights must be known before a step reads them."""
+        """Adds a new weight; does nothing in a class that finds weights when they are read."""
 
     @abc.abstractmethod
     def tensor(self, variable: keras.Variable) -> torch.Tensor | None:
@@ -129,7 +129,7 @@ class ShardedWeights(abc.ABC):
         return structure
 
     def joint(self, structure: Any) -> Any:
-        """Returns a structure whose tensors have the form that operations with weights need."""
+        """Returns a structure whose tensors can be combined with weights, such as DTensors."""
         return structure
 
     def equalize(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -148,7 +148,7 @@ class GatheredWeights(ShardedWeights):
     advice = "Raise min_size of kerasdist.Sharding, so that each worker has the variable whole."
 
     def __init__(self, *, in_layers: bool) -> None:
-        """Starts without weights; `in_layers`: whether layers read sharded weights."""
+        """Starts without weights; `in_layers` tells whether layers read sharded weights."""
         self._in_layers = in_layers
         self._newest: WeightGroup | None = None
         self._leaves: VariableTable[Leaf] = VariableTable()
@@ -157,7 +157,7 @@ class GatheredWeights(ShardedWeights):
         self._ahead: dict[WeightGroup, tuple[Waitable, torch.Tensor]] = {}
         self._by_address: dict[int, Leaf] = {}
         self._used: WeightGroup | None = None
-        # The place of the step's last use, and the group that was used after each place.
+        # The point that the step has reached, and which group was used next after each point.
         self._place: _Place = (0, None, False)
         self._following: dict[_Place, WeightGroup | None] = {}
 
@@ -169,7 +169,7 @@ class GatheredWeights(ShardedWeights):
             self._newest = WeightGroup(variable, shard)
 
     def leaf(self, variable: keras.Variable, shard: Shard) -> Leaf:
-        """Returns the leaf of a sharded variable, whether it is gathered or not."""
+        """Returns the leaf of a sharded variable, which need not be gathered now."""
         leaf = self._leaves.get(variable)
         if leaf is None or not leaf.serves(keras_compat.stored_value(variable)):
             leaf = Leaf(variable, shard)
@@ -178,7 +178,7 @@ class GatheredWeights(ShardedWeights):
         return leaf
 
     def tensor(self, variable: keras.Variable) -> torch.Tensor | None:
-        """Returns the leaf's tensor of a sharded variable, else None."""
+        """Returns the tensor of a sharded variable's leaf; None for other variables."""
         shard = shard_of(variable)
         return None if shard is None else self.leaf(variable, shard).tensor
 
@@ -239,7 +239,7 @@ class GatheredWeights(ShardedWeights):
             self._ahead[following] = following.start_gather()
 
     def _note(self, group: WeightGroup | None) -> WeightGroup | None:
-        """Records the use of a group, or an update; returns the group that is expected next."""
+        """Records that a group is used, or None for an update; returns the group expected next."""
         self._following[self._place] = group
         self._place = self._place[0] + 1, group, torch.is_grad_enabled()
         following = self._following.get(self._place)
@@ -269,7 +269,7 @@ class GatheredWeights(ShardedWeights):
             self._used = None
 
     def _drop_ahead(self, but: WeightGroup | None = None) -> None:
-        """Forgets a group that was gathered ahead but not used."""
+        """Drops the gather that was started ahead, unless it is a gather of the group `but`."""
         for other in [*self._ahead]:
             if other is not but:
                 work, _ = self._ahead.pop(other)

@@ -1,8 +1,9 @@
 """Keeps an optimizer's variables in the host's memory between updates (`offload="optimizer"`).
 
-The memory is page-locked, so that a GPU copies from and to it by itself. Weights are updated in
-groups. The update of a group copies the optimizer's variables for its weights to the device, lets
-Keras update them there, and copies them back. So the device holds one group's variables at a time.
+The memory is page-locked, so that a GPU can copy from it and to it without the CPU. Weights are
+updated in groups. The update of a group copies the optimizer's variables for the group's weights to
+the device, lets Keras update them on the device, and copies them back to the host. So the device
+holds the optimizer's variables of one group at a time.
 """
 
 from __future__ import annotations
@@ -23,12 +24,13 @@ from kerasdist.core.user_warnings import warn_user
 held: weakref.WeakKeyDictionary[keras.Optimizer, VariableTable[list[keras.Variable]]] = (
     weakref.WeakKeyDictionary()
 )
-"""For each optimizer, by weight: the optimizer's variables that are in the host's memory."""
+"""For each optimizer and each weight: the optimizer's variables in the host's memory."""
 
 _on_host: VariableTable[bool] = VariableTable()
 _warned: weakref.WeakSet[keras.Optimizer] = weakref.WeakSet()
 
-# Variables with these endings stay on the device: Keras changes them outside of a group's update.
+# Variables whose names end with these words stay on the device, because Keras changes them outside
+# of a group's update.
 _ON_DEVICE = ("gradient_accumulator", "average")
 
 
@@ -64,7 +66,7 @@ def is_on_host(variable: keras.Variable) -> bool:
 def on_device(
     optimizer: keras.Optimizer, weights: Iterable[keras.Variable], device: torch.device
 ) -> Generator[None]:
-    """Keeps an optimizer's variables for some weights on a device while these are updated."""
+    """Keeps an optimizer's variables for some weights on a device while the weights are updated."""
     table = None if current.trial is not None else held.get(optimizer)
     if table is None:
         yield
@@ -84,6 +86,6 @@ def on_device(
 
 
 def wait(device: torch.device) -> None:
-    """Waits until a GPU's copies to the host are done, because the host may now read them."""
+    """Waits until a GPU's copies to the host are done, so that the host may read the values."""
     if device.type == "cuda":
         torch.cuda.current_stream(device).synchronize()

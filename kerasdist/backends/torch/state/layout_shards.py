@@ -33,7 +33,7 @@ class LayoutShard(Shard):
         groups: tuple[ProcessGroup, ProcessGroup],
         why: str,
     ) -> None:
-        """Reads a layout: `names` has, for each axis of the variable, a mesh's axis or None."""
+        """Reads a layout: `names` has an axis of the mesh, or None, for each variable's axis."""
         across, inside = axes
         self.row, self.column = groups
         super().__init__(shape, self.row)
@@ -62,7 +62,7 @@ class LayoutShard(Shard):
         return _block(whole, self.inner, self.row)
 
     def part_of(self, gradient: torch.Tensor) -> torch.Tensor:
-        """Returns this worker's part of a gradient, which may be full or that part already."""
+        """Returns this worker's part of a gradient; returns a gradient that is a part unchanged."""
         return self.cut_inside(gradient) if tuple(gradient.shape) == self.shape else gradient
 
     def cut_across(self, part: Any) -> Any:
@@ -74,12 +74,12 @@ class LayoutShard(Shard):
         return self.cut_across(self.cut_inside(whole.detach().to_dense())).contiguous()
 
     def copy_cut(self, own: torch.Tensor, whole: np.ndarray[Any, Any], dtype: str) -> None:
-        """Copies this worker's shard of a NumPy array."""
+        """Copies this worker's shard of a NumPy array into `own`."""
         part = np.ascontiguousarray(self.cut_across(self.cut_inside(whole)))
         own.copy_(keras_compat.ops.convert_to_tensor(part, dtype=dtype))
 
     def gather_across(self, own: torch.Tensor) -> torch.Tensor:
-        """Returns the part of `cut_inside`, joined from shards. All workers must call it."""
+        """Joins shards to the part that `cut_inside` returns. All workers must call this method."""
         return _joined(own, self.outer, self.column)
 
     @torch.no_grad()

@@ -1,8 +1,9 @@
 """Variables that a ``keras.distribution.LayoutMap`` shards over a two-dimensional mesh of workers.
 
-Each worker has one device. A row of the mesh is a replica: its workers compute the same rows of the
-batch together, by torch's DTensor (`tensor_parallel.py`). Gradients are summed over the workers of
-a column, which also hold equal shards of a weight unless its layout names the mesh's first axis.
+Each worker has one device. The workers of one row of the mesh are a replica: they compute the same
+examples together, by torch's DTensor (`tensor_parallel.py`). Gradients are summed over the workers
+of one column of the mesh. These workers also hold equal shards of a weight, unless the weight's
+layout names the mesh's first axis.
 """
 
 from __future__ import annotations
@@ -32,25 +33,25 @@ if TYPE_CHECKING:
 
 @final
 class LayoutOptimizer(ShardedOptimizer):
-    """The state of an optimizer whose slots are laid out like their weights."""
+    """The sharded state of an optimizer, whose variables are laid out like their weights."""
 
     def __init__(
         self, optimizer: keras.optimizers.Optimizer, row: ProcessGroup, column: ProcessGroup
     ) -> None:
-        """Starts without slots, with the groups of the mesh's row and column of this worker."""
+        """Starts without variables; `row` and `column` are this worker's groups in the mesh."""
         super().__init__(optimizer, row)
         self._column = column
 
     def of_gradients(self, variables: Sequence[keras.Variable]) -> dict[int, Shard]:
-        """Returns no shards, because gradients are summed in the form that each worker has."""
+        """Returns no shards, because gradients are summed before `cut` takes shards of them."""
         return {}
 
     def cut(
         self, gradients: Sequence[torch.Tensor], variables: Sequence[keras.Variable]
     ) -> list[torch.Tensor]:
-        """Returns this worker's shards of gradients; full gradients of weights updated in full."""
+        """Returns shards of gradients, but full gradients for weights that are updated in full."""
         found: list[torch.Tensor] = []
-        inside, across = [], []  # which gradients are divided by the row, and by the column
+        inside, across = [], []  # whether a row, and whether a column, divides each gradient
         for gradient, variable in zip(gradients, variables, strict=True):
             shard, held = self.updated(variable), shards.shard_of(variable)
             own = gradient
@@ -71,7 +72,7 @@ class LayoutRules(ShardRules):
 
     Attributes:
         row: The workers of this worker's replica.
-        column: The workers that have the same place in their replicas as this worker.
+        column: The workers that have the same position in their replicas as this worker.
     """
 
     def __init__(self, layout_map: Any, workers: ProcessGroup, job: Job) -> None:
@@ -104,7 +105,7 @@ class LayoutRules(ShardRules):
     def serves(self, variable: keras.Variable) -> bool:
         """Returns whether the map shards a variable that is being made."""
         if shards.shard_of(variable) is None and keras_compat.is_of_optimizer():
-            return False  # once a slot exists, it is laid out like its weight
+            return False  # a variable of an optimizer gets the layout of its weight later
         return self._reader.axes(variable, variable.shape) is not None
 
     def why_whole(self, variable: keras.Variable) -> str:

@@ -18,8 +18,9 @@ from kerasdist.errors import ScopeError
 class ReadRecorder(keras.StatelessScope):
     """Records which variables are read, and leaves reads and writes to the enclosing scope.
 
-    Autograd returns None for every variable that does not affect the result. But only a variable
-    that was not read shall get None; a variable that was read shall get a gradient of zeros.
+    Autograd returns None as the gradient of every variable that does not affect the result. But the
+    gradient shall be None only for a variable that was not read. If a variable was read, the
+    gradient shall be zeros.
     """
 
     def __init__(self, variables: Sequence[keras.Variable]) -> None:
@@ -30,7 +31,8 @@ class ReadRecorder(keras.StatelessScope):
     def __enter__(self) -> ReadRecorder:
         super().__enter__()
         outer = self.original_scope
-        # Layers may add losses if the outer scope, in which these are collected, allows it.
+        # The losses that layers add are collected in the outer scope, if that scope collects
+        # losses.
         self.collect_losses = outer is None or outer.collect_losses
         if outer is not None:
             self.losses = outer.losses
@@ -101,7 +103,8 @@ class ReadRecorder(keras.StatelessScope):
         if value.requires_grad or not (value.is_floating_point() or value.is_complex()):
             return value
         known = self._read.get(id(variable))
-        # A variable that is not trainable gets a leaf that shares the variable's memory.
+        # To get a gradient, a variable that is not trainable is read as a leaf that shares the
+        # variable's memory. All reads return the same leaf.
         if known is not None and known.data_ptr() == value.data_ptr():
             return known
         return value.detach().requires_grad_(True)

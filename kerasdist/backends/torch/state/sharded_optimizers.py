@@ -1,8 +1,8 @@
 """Optimizers whose state is sharded over the workers: each worker updates its shards of weights.
 
-For such a weight, each worker gets its own shard of the sum of the workers' gradients.
-During the update the optimizer sees shards in place of weights and slots (its own variables, such
-as momentums), so Keras's own code updates the shards. Afterwards, weights that are not sharded
+Of a weight's gradient, which is summed over the workers, each worker gets its own shard. During the
+update the optimizer sees shards in place of weights and slots (its own variables, such as
+momentums), so Keras's own code updates the shards. Afterwards, weights that are not sharded
 themselves are gathered from the updated shards.
 """
 
@@ -47,33 +47,34 @@ _sharded_layers: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary
 
 
 class ShardedOptimizer:
-    """Knows which slots of one optimizer, and which weights that it updates, are sharded."""
+    """Knows which variables of an optimizer are sharded, and which weights it updates by shards."""
 
     def __init__(self, optimizer: keras.optimizers.Optimizer, group: ProcessGroup) -> None:
-        """Starts without slots; variables are sharded over the workers of `group`."""
+        """Starts without slots (the optimizer's variables), which `group`'s workers will share."""
         self.group = group
         self._is_elementwise = keras_compat.is_elementwise(optimizer)
         self._slots: list[keras.Variable] = []
         self._weights: VariableTable[Shard] = VariableTable()  # the weights whose slots are sharded
-        # For each group of workers: which gradients of the running update its workers divide.
+        # For each group of workers: whether each gradient of the running update is divided over the
+        # workers of the group.
         self._divided: list[tuple[ProcessGroup, list[bool]]] = []
 
     def add(self, weight: keras.Variable, slot: keras.Variable, new: Callable[[], Shard]) -> None:
-        """Shards a slot of a weight; `new` makes a shard."""
+        """Shards a slot, an optimizer's variable for one weight; `new` makes a `Shard`."""
         shards.keep_shard(slot, new())
         self._slots.append(slot)
         if self._weights.get(weight) is None:
             self._weights.put(weight, new())
 
     def updated(self, weight: keras.Variable) -> Shard | None:
-        """Returns the shard of a weight that this worker updates; None for an update in full."""
+        """Returns the shard of a weight that this worker updates; None if it updates all of it."""
         held = shards.shard_of(weight)
         if held is None:
             return self._weights.get(weight)
         return held if self._is_elementwise else None
 
     def of_gradients(self, variables: Sequence[keras.Variable]) -> dict[int, Shard]:
-        """Returns the shards of gradients by index, without gradients that are not sharded."""
+        """Returns the `Shard` of each gradient that is sharded, by the gradient's index."""
         found = {index: self.updated(one) for index, one in enumerate(variables)}
         return {index: shard for index, shard in found.items() if shard is not None}
 
@@ -90,7 +91,10 @@ class ShardedOptimizer:
 
     @contextmanager
     def updating(self, weights: Sequence[keras.Variable]) -> Generator[None]:
-        """Lets the optimizer see shards; after the block, gathers weights that are not sharded."""
+        """Lets the optimizer see shards of weights and slots while the block runs.
+
+        After the block, weights that are not sharded themselves are gathered from their shards.
+        """
         shards.draw_all()
         seen = [(slot, keras_compat.stored_value(slot)) for slot in self._slots]
         whole: list[keras.Variable] = []
@@ -147,7 +151,7 @@ def of_gradients(
 
 @cache
 def install() -> None:
-    """Hooks into Keras, where variables and slots are made and gradients used; once per process."""
+    """Installs hooks where Keras makes variables and uses gradients, once per process."""
     shards.install()
     keras_compat.install(initialize=_initialize, slot=_make_slot, update=_update, clip=_clip)
 
@@ -274,7 +278,7 @@ class ShardRules(abc.ABC):
     """Decides which variables of a strategy are sharded, and how.
 
     Attributes:
-        shards_weights: Whether weights are sharded too, and not only the optimizer's slots.
+        shards_weights: Whether weights are sharded too, and not only the optimizer's variables.
         weights: The sharded weights, as the steps of a replica read them.
     """
 
@@ -307,7 +311,7 @@ class ShardRules(abc.ABC):
         """Returns why a variable is not sharded, in words for the table of shardings."""
 
     def note_slot(self, weight: keras.Variable, slot: keras.Variable) -> None:  # noqa: B027
-        """Notes to which weight a variable of an optimizer belongs, if that matters."""
+        """Records to which weight a variable of an optimizer belongs, if the rules need it."""
 
     def shard_weight(self, variable: keras.Variable, initializer: Any) -> None:
         """Gives each worker its shard of a new weight. All workers must call this method."""
@@ -315,8 +319,8 @@ class ShardRules(abc.ABC):
         self._job.assert_equal("sharded variables", {"new variable": made})
         shard = self.new_shard(variable)
         shards.shard_without_values(variable, initializer, shard, self._workers)
-        # Values may be drawn later only if that changes no value: if the initializer is Keras's own
-        # and its seed is a number.
+        # The values may be drawn later only if they are then the same as now. This is so for
+        # Keras's own initializers whose seed, if they have one, is a number.
         is_fixed = isinstance(getattr(initializer, "seed", 0), int)
         if not (is_fixed and keras_compat.is_builtin(type(initializer))):
             shards.draw_one(variable, shard, self._workers)

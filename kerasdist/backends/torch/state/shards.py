@@ -50,7 +50,7 @@ class Shard:
         size: How many elements the variable has.
         begin: Where this worker's shard begins in the flattened values.
         end: Where the shard ends; the shards of the last workers may be shorter, or empty.
-        length: The length of the first worker's shard, and so of each shard in a message.
+        length: The length of the first worker's shard. In messages all shards have this length.
         own_shape: The shape of this worker's shard.
         gradient_shape: The shape of the gradient that this worker has after its replica's backward
             pass.
@@ -59,7 +59,8 @@ class Shard:
         is_first: Whether this worker is the first of those that hold equal shards.
         together: The group of weights with which this shard is gathered; None if the shard is
             gathered alone.
-        initializer: The function that will draw the variable's values; None if it has values.
+        initializer: The function that will draw the variable's values; None if the variable has
+            values already.
     """
 
     def __init__(self, shape: tuple[int, ...], group: ProcessGroup) -> None:
@@ -83,7 +84,7 @@ class Shard:
 
     def cut(self, whole: torch.Tensor) -> torch.Tensor:
         """Returns this worker's shard of a whole value, as a view if torch can make one."""
-        # Gradients of torch's embeddings may be sparse.
+        # A gradient may be sparse, as torch's embeddings make it.
         return whole.detach().to_dense().reshape(-1)[self.begin : self.end]
 
     def copy_cut(self, own: torch.Tensor, whole: np.ndarray[Any, Any], dtype: str) -> None:
@@ -97,7 +98,8 @@ class Shard:
     def gather(self, own: torch.Tensor) -> torch.Tensor:
         """Returns the whole value from the workers' shards. All workers must call this method."""
         draw_all()
-        own = move(self.group.device, own.detach())  # from the host's memory, if it is offloaded
+        # An offloaded shard is in the host's memory.
+        own = move(self.group.device, own.detach())
         gathered = self.group.gather_alike(padded(own, self.length))
         return gathered.view(-1)[: self.size].view(self.shape)
 
@@ -107,11 +109,12 @@ class WeightGroup:
     """Weights of one layer, or of small layers, that are gathered, summed and freed together.
 
     All workers make variables in the same order, and so the same groups. A message consists of
-    bytes, because a group may have weights of several types, as when some are quantized. A weight
-    that one worker has freed keeps its place in messages until all workers have freed it.
+    bytes, because a group may have weights of several types, as when some are quantized. Messages
+    contain bytes for a weight until all workers have freed the weight.
 
     Attributes:
-        is_open: Whether further weights may join the group, as they may until it is first gathered.
+        is_open: Whether further weights may join the group. They may until the group's first
+            gather.
         is_used_itself: Whether code outside of layers has read a weight of the group in this step.
     """
 
@@ -128,7 +131,7 @@ class WeightGroup:
         self.add(variable, shard)
 
     def add(self, variable: keras.Variable, shard: Shard) -> None:
-        """Takes one more weight."""
+        """Adds a weight to the group."""
         dtype = keras_compat.stored_value(variable).dtype
         self._members.append((weakref.ref(variable), shard, dtype))
         self._layer = variable.path.rpartition("/")[0]
@@ -174,18 +177,18 @@ class WeightGroup:
         return not self._members
 
     def freed(self) -> list[list[int]]:
-        """Returns, for each weight that this worker has freed, the group's number and its place."""
+        """Returns the group's number and the weight's index for each weight freed here."""
         members = enumerate(self._members)
         return [[self._number, place] for place, (one, _, _) in members if one() is None]
 
     def drop(self, freed: Container[tuple[int, int]]) -> None:
-        """Leaves out the weights that all workers have freed."""
+        """Removes from the group the weights in `freed`, which all workers have freed."""
         members = enumerate(self._members)
         self._members = [one for place, one in members if (self._number, place) not in freed]
 
 
 def shard_of(variable: keras.Variable) -> Shard | None:
-    """Returns the shard of a variable; None if it is not sharded, and always None in a trial."""
+    """Returns the shard of a variable; None if it is not sharded, and None within a `Trial`."""
     return _shards.get(variable) if current.trial is None else None
 
 
@@ -222,7 +225,7 @@ def keep_shard(variable: keras.Variable, shard: Shard) -> None:
 def shard_without_values(
     variable: keras.Variable, initializer: object, shard: Shard, workers: ProcessGroup
 ) -> None:
-    """Makes a shard without values: a weight file may give them, or else `draw_all` draws them."""
+    """Makes a shard without values, which come later from a weight file or from `draw_all`."""
     own = keras_compat.ops.zeros(shard.own_shape, keras_compat.stored_dtype(variable))
     keras_compat.store_value(variable, torch.nn.Parameter(own, requires_grad=variable.trainable))
     _shards.put(variable, shard)
@@ -234,7 +237,8 @@ def shard_without_values(
 def draw_all() -> None:
     """Gives variables without values the values that the chief draws. All workers must call it.
 
-    The shards are allocated before full values are made and freed, so that memory has no gaps.
+    All shards are allocated before the first full value is made, so that full values leave no gaps
+    in memory when they are freed.
     """
     if not _undrawn:
         return

@@ -1,14 +1,16 @@
-"""Computes by torch's DTensor with weights that are sharded over the workers of one replica.
+"""Computes with weights that are sharded over the workers of one replica, by torch's DTensor.
 
 In a step each weight that is trained or sharded has an autograd leaf of its own: a DTensor over
 the replica's workers, which uses the memory of this worker's shard. So whatever is computed with a
 weight is a DTensor, and so are all gradients. Other tensors are equal on these workers, and count
-as replicated (`implicit_replication`). Outside of models, where losses and metrics are computed,
-and where values are assigned, a DTensor becomes a plain tensor with the full value on each worker.
+as replicated (`implicit_replication`). A DTensor becomes a plain tensor, with the full value on
+each worker, in two cases: a model returns it to the code that computes losses and metrics, or a
+step assigns it to a variable.
 
-DTensor has no rule for some operators, and no useful one for convolutions. So a mode intercepts
-each operator before DTensor does. If there is no rule, each worker computes the operator from full
-values, which is always right; the first time, a warning names the operator.
+DTensor has no rule for some operators, and no useful rule for convolutions. So a dispatch mode
+intercepts each operator before DTensor does. If DTensor has no rule, each worker computes the
+operator from full values, which gives the right result for any operator. The first time, a warning
+names the operator.
 """
 
 from __future__ import annotations
@@ -46,14 +48,14 @@ _aten = torch.ops.aten
 
 @final
 class Leaf:
-    """The autograd leaf of one weight, which keeps its gradient until the update takes it.
+    """The autograd leaf of one weight. The leaf has the gradient until the optimizer's update.
 
-    If the weight is also sharded over the replicas, the leaf is gathered at its first read in a
-    step, and its memory is freed when the step or an update ends.
+    If the weight is also sharded over the replicas, the leaf's values are gathered at the first
+    read in a step, and freed at the end of the step or of an update.
     """
 
     def __init__(self, stored: torch.Tensor, shard: LayoutShard | None, mesh: Any) -> None:
-        """Makes the leaf of a stored tensor, in its memory unless the leaf is gathered."""
+        """Makes a leaf that shares the memory of `stored`, unless its values must be gathered."""
         self._stored, self._shard = stored, shard
         self._is_gathered = shard is not None and shard.outer is not None
         self._part = stored.detach()
@@ -69,7 +71,7 @@ class Leaf:
         self.release()
 
     def serves(self, stored: torch.Tensor) -> bool:
-        """Returns whether this leaf belongs to the tensor that the variable holds now."""
+        """Returns whether this leaf was made for `stored`, the tensor that the variable has now."""
         return stored is self._stored and stored.requires_grad == self.tensor.requires_grad
 
     @torch.no_grad()
@@ -102,7 +104,7 @@ class LayoutWeights(ShardedWeights):
         self._warned: set[str] = set()
 
     def tensor(self, variable: keras.Variable) -> torch.Tensor | None:
-        """Returns the leaf of a weight, whether it is gathered or not; None for other variables."""
+        """Returns the leaf of a weight, which need not be gathered; None for other variables."""
         leaf = self._leaf(variable)
         return None if leaf is None else leaf.tensor
 
@@ -127,7 +129,7 @@ class LayoutWeights(ShardedWeights):
 
     @contextmanager
     def in_step(self) -> Generator[None]:
-        """Computes with DTensors, and lets the workers of a replica draw equal numbers."""
+        """Lets the block compute with DTensors, and a replica's workers draw equal numbers."""
         draw_all()
         self._reader.require_useful()
         hook = register_module_forward_hook(self._lay_out_output)
@@ -137,11 +139,12 @@ class LayoutWeights(ShardedWeights):
             finally:
                 hook.remove()
                 self.release()
-        self._reader.require_useful()  # after the step, keys for outputs can be checked too
+        # The paths of outputs are known only after a step, so the map's keys are checked again.
+        self._reader.require_useful()
 
     def _lay_out_output(self, layer: torch.nn.Module, _: object, outputs: object) -> Any:
         """Returns the output of a layer as the map lays it out; None to leave it as it is."""
-        # code that reads data ahead runs in other threads, outside of replicas
+        # Layers may also run outside of replicas, for example in threads that read data ahead.
         if not isinstance(layer, keras.Layer) or current.replica is None:
             return None
         path = f"{keras_compat.path_of_call()}/output"
@@ -151,7 +154,7 @@ class LayoutWeights(ShardedWeights):
         return map_leaves(lambda leaf: self._lay_out(leaf, path, axes), outputs)
 
     def _lay_out(self, leaf: object, path: str, axes: Sequence[str | None]) -> object:
-        """Returns an output, sharded over a replica's workers if its layout names their axis."""
+        """Returns an output, sharded over a replica's workers if its layout says so."""
         if not isinstance(leaf, torch.Tensor) or leaf.is_meta:
             return leaf
         if leaf.ndim < len(axes):
@@ -162,7 +165,7 @@ class LayoutWeights(ShardedWeights):
             )
         axis = axes.index(self._inside) if self._inside in axes else None
         if axis is not None and leaf.shape[axis] % self._mesh.size():
-            axis = None  # some of DTensor's rules count on even blocks
+            axis = None  # some of DTensor's rules need blocks of equal size
             self._warn_once(
                 path,
                 "Expected the workers of a replica to divide the output of a layer evenly, so "
@@ -217,7 +220,8 @@ class LayoutWeights(ShardedWeights):
             return result
         if operation not in _WRONG and torch.Tag.nondeterministic_seeded not in operation.tags:
             try:
-                # Entered for each operator, because a GPU's backward thread does not inherit it.
+                # `implicit_replication` is entered for each operator, because the thread that runs
+                # the backward pass on a GPU does not inherit it.
                 with implicit_replication():
                     return _summed(operation(*args, **kwargs))
             except (NotImplementedError, RuntimeError) as error:
@@ -269,7 +273,7 @@ class LayoutWeights(ShardedWeights):
 
 
 def _summed(result: Any) -> Any:
-    """Returns a result whose partial sums are added up, so that later uses need not add them."""
+    """Adds up partial sums in a result now, so that each later use need not add them again."""
     if isinstance(result, DTensor) and result.placements[0].is_partial():
         return result.redistribute(placements=_WHOLE)
     return result
@@ -321,7 +325,7 @@ def _local(tensor: Any, mesh: Any, placement: Any) -> Any:
 def _embedding_gradient(  # noqa: PLR0917  torch's parameters
     mesh: Any, gradient: Any, indices: Any, rows: int, padding: int, by_frequency: bool
 ) -> Any:
-    """Computes the gradient of this worker's rows of a table; None if that is not possible."""
+    """Computes the gradient of this worker's rows of an embedding; None if it cannot do that."""
     own = rows // mesh.size()
     if own * mesh.size() != rows or by_frequency or gradient.placements[0].is_shard():
         return None

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @final
 class Alias:
-    """A replica's autograd leaf for one variable, which keeps its gradient from step to step."""
+    """A replica's autograd leaf for one variable. Leaf and gradient last from step to step."""
 
     __slots__ = ("_variable", "address", "changes", "is_copy", "leaf", "source")
 
@@ -65,7 +65,7 @@ class Alias:
 
 @torch.no_grad()
 def update(aliases: Sequence[Alias], device: torch.device) -> None:
-    """Updates several copies on a device together."""
+    """Copies the variables' present values into aliases that are copies on one device."""
     if aliases:
         sources = [alias.source.detach() for alias in aliases]
         leaves = [alias.leaf.detach() for alias in aliases]
@@ -75,7 +75,7 @@ def update(aliases: Sequence[Alias], device: torch.device) -> None:
 
 
 class Rules(abc.ABC):
-    """The rules by which replicas read and write variables: one class for `fit`, one for loops.
+    """The rules by which replicas read and write variables in `fit`, or in custom loops.
 
     Attributes:
         is_fit: Whether these are the rules of `fit`, `evaluate` and `predict`.
@@ -117,7 +117,7 @@ class Rules(abc.ABC):
 
     @abc.abstractmethod
     def commit(self, scopes: Sequence[ReplicaScope], *, sums: bool) -> list[int]:
-        """Writes into the variables what replicas have assigned; sums only if `sums` is True.
+        """Writes what replicas have assigned into the variables; writes sums only if `sums`.
 
         Returns the ids of the variables that were written, which every scope must `refresh`.
         """
@@ -150,7 +150,8 @@ class ReplicaScope(keras.StatelessScope):
         self.device = device
         self.is_only = is_only  # whether this is the only replica of its process
         self._copies = copies
-        # This reader is valid until a trial begins, and a trial makes scopes of its own.
+        # This function is valid until a trial begins. A trial makes new scopes, so this scope can
+        # store the function.
         self._read_stored = keras_compat.value_reader()
         self.weight = 1.0
         # Whether the step's backward pass has collectives besides the sums of gradients.
@@ -171,7 +172,7 @@ class ReplicaScope(keras.StatelessScope):
         self.buffers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def begin(self, weight: float, rules: Rules) -> None:
-        """Starts a step, in which nothing is written yet."""
+        """Starts a step."""
         self.weight = weight
         self.sums_in_backward = False
         self.rules = rules
@@ -238,7 +239,7 @@ class ReplicaScope(keras.StatelessScope):
         self.assigned.clear()
 
     def buffer(self, buffer: torch.Tensor, changing: bool) -> torch.Tensor:
-        """Returns a module's buffer on the replica's device; a copy of its own if `changing`."""
+        """Returns a module's buffer on the replica's device; if `changing`, to be changed."""
         if not changing:
             return buffer.to(self.device)
         trial = current.trial
@@ -269,7 +270,7 @@ class ReplicaScope(keras.StatelessScope):
         for key in committed:
             self.written.pop(key, None)
             self.state_mapping.pop(key, None)
-        if self._copies or not self.rules.is_fit:  # forget the reads, keep own writes
+        if self._copies or not self.rules.is_fit:  # keep only the values that were written
             kept = {key: self.state_mapping[key] for key in self.written}
             self.state_mapping.clear()
             self.state_mapping.update(kept)
@@ -277,7 +278,7 @@ class ReplicaScope(keras.StatelessScope):
             self._update_copies()
 
     def _update_copies(self) -> None:
-        """Updates all copies whose variables have changed, together, before they are read."""
+        """Updates, all together, the copies whose variables have changed."""
         update([one for one in [*self._aliases.values()] if one.outdated], self.device)
 
     def leaf(self, variable: keras.Variable, stored: torch.Tensor | None = None) -> torch.Tensor:

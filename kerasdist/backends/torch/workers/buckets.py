@@ -29,10 +29,13 @@ _PATIENCE = 20.0
 
 @final
 class Bucket:
-    """Gradients of one type, summed by one all-reduce; the last bucket adds presence flags."""
+    """Gradients of one type, which one all-reduce sums.
+
+    The last bucket also has presence flags, which say which gradients a worker has.
+    """
 
     def __init__(self, like: Sequence[torch.Tensor], presence: int, group: ProcessGroup) -> None:
-        """Makes a bucket for gradients of these shapes and type, with `presence` flags added."""
+        """Makes a bucket for gradients like the given tensors, and for `presence` flags."""
         self._group = group
         sizes = [one.numel() for one in like]
         first = like[0].detach() if like else torch.empty((), device=group.device)
@@ -65,7 +68,7 @@ class Bucket:
         assert self.work is not None
         with metering.waiting_for_workers():
             self.work.wait()
-        self.work = None  # the work may hold a compressed copy
+        self.work = None  # frees the compressed copy that torch's work object may hold
 
     def total(self, place: int) -> torch.Tensor:
         """Returns the sum of a gradient."""
@@ -94,13 +97,14 @@ class ShardedBucket:
         self._parts: Sequence[torch.Tensor] = ()
 
     def put(self, place: int, gradient: torch.Tensor | None, weight: float) -> torch.Tensor | None:
-        """Copies a weighted gradient; returns None, because no full gradient is kept."""
+        """Copies a weighted gradient into the bucket; returns no view of it, unlike `Bucket`."""
         shard = self._shards[place]
         if self._numbers is None:
             self._numbers = self._like.new_zeros(self._group.size, sum(self._lengths))
         if gradient is not None:
             column = self._numbers.split(self._lengths, 1)[place]
-            full, rest = divmod(shard.size, shard.length)  # workers with full shards, and the rest
+            # The number of workers with a full shard, and the length of the shorter shard after it.
+            full, rest = divmod(shard.size, shard.length)
             flat = gradient.detach().reshape(-1)
             begin = full * shard.length
             torch.mul(flat[:begin].view(full, -1), weight, out=column[:full])
@@ -135,12 +139,12 @@ class ShardedBucket:
 
 
 class Buckets:
-    """The buckets for some variables' gradients, the last variables first; equal on all workers.
+    """The buckets for some variables' gradients, the last variables first.
 
-    The all-reduces start in the order of the buckets, each one as soon as its bucket is full and
-    `start_full` is called. The last bucket waits for `finish`, or until all gradients are there.
-    The last bucket has presence flags, which say which gradients this worker has, because an
-    optimizer treats None and zeros differently.
+    All workers have equal buckets. The all-reduces start in the order of the buckets, each one as
+    soon as its bucket is full and `start_full` is called. The last bucket's all-reduce starts when
+    this worker has all gradients, or in `finish`. The last bucket has presence flags, which say
+    which gradients this worker has, because an optimizer treats None and zeros differently.
     """
 
     def __init__(
@@ -199,7 +203,7 @@ class Buckets:
         """
         bucket, place = self._places[index]
         self._arrived.add(index)
-        # The gradient of a torch embedding may be sparse.
+        # The gradient of a torch embedding may be sparse, but the bucket is dense.
         return bucket.put(place, None if gradient is None else gradient.to_dense(), weight)
 
     def start_full(self) -> None:
@@ -241,7 +245,7 @@ class Buckets:
         totals: list[torch.Tensor | None] = [None] * len(gradients)
         for index, (bucket, place) in self._places.items():
             totals[index] = bucket.total(place) if present[index] else None
-        self.clear()  # from here on only the caller holds the sums of shards
+        self.clear()  # the buckets drop the sums of shards, so the caller can free them
         return totals, present
 
     def _start(self, end: int) -> None:
@@ -254,10 +258,10 @@ class Buckets:
     def _wait_for_earlier(self) -> None:
         """Waits for running sums, so that few full gradients exist even if the network is slow.
 
-        The wait is limited, because it could last forever. If some worker's loss does not depend on
-        a weight, that worker sums the weight's gradient only after its backward pass. But in that
-        pass it gathers weights, for which it needs this worker, and this worker waits here. After
-        one such wait this object waits no more.
+        The wait is limited, because it could last forever. If another worker's loss does not depend
+        on a weight, that worker sums the weight's gradient only after its backward pass. But its
+        backward pass gathers weights, for which it needs this worker, and this worker waits here.
+        After a wait that reached the limit, this object waits no more.
         """
         for bucket in self._buckets[: self._started]:
             if isinstance(bucket, ShardedBucket) and not bucket.wait(self._patience):
@@ -276,7 +280,7 @@ class GradientSum:
     def __init__(self, group: ProcessGroup, job: Job) -> None:
         self.group = group
         self._job = job
-        # The variables on which the workers have agreed, by their ids.
+        # The lists of variables on which the workers have agreed, by the variables' ids.
         self._agreed: dict[tuple[int, ...], list[weakref.ref[keras.Variable]]] = {}
 
     @torch.no_grad()

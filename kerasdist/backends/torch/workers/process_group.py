@@ -1,4 +1,4 @@
-"""Collectives between the processes that hold replicas, by a process group of torch in a job.
+"""Collectives between the processes that hold replicas. In a job they use torch's process groups.
 
 The replicas of one process are threads, and their values are combined first (`collectives.py`).
 Then the process's group combines the result with the results of the other processes.
@@ -110,7 +110,7 @@ def _backend() -> str:
 
 
 def _new_group(timeout: timedelta, ranks: Sequence[int] | None = None) -> dist.ProcessGroup:
-    """Makes a group of some workers, and only these must call it; None means all workers."""
+    """Makes a group of the workers in `ranks`, or of all workers. Exactly these must call it."""
     with listening.waiting_their_turn():
         group: Any = dist.new_group(
             None if ranks is None else list(ranks),
@@ -122,7 +122,7 @@ def _new_group(timeout: timedelta, ranks: Sequence[int] | None = None) -> dist.P
 
 
 def _take_part_of_cores() -> None:
-    """Limits torch's threads to OMP_NUM_THREADS, even if torch was imported before it was set."""
+    """Limits torch's threads to OMP_NUM_THREADS, even if this was set after torch's import."""
     threads = os.environ.get("OMP_NUM_THREADS", "")
     if threads.isdecimal() and 0 < int(threads) < torch.get_num_threads():
         torch.set_num_threads(int(threads))
@@ -154,7 +154,8 @@ class Group:
     Attributes:
         rank: This process's number.
         size: How many processes there are.
-        is_first: Whether the chief is in this group, where there are several groups.
+        is_first: Whether the chief is in this group, for a group of one machine's workers or of one
+            row of a mesh; True for other groups.
         gradients_travel_as: The name of the type in which gradients are sent; None for their own
             type.
     """
@@ -182,7 +183,7 @@ class Group:
     def gather(
         self, label: str, tensors: Sequence[torch.Tensor], axis: int
     ) -> list[tuple[torch.Tensor, int]]:
-        """Concatenates each tensor of the processes by rank; for a scalar it returns the chief's.
+        """Concatenates each tensor over the processes, by rank; returns the chief's scalars.
 
         The sizes along the axis may differ. Also returns where this process's rows begin.
         """
@@ -202,7 +203,7 @@ class Waitable(Protocol):
 
 
 def _wait_in_thread(work: Waitable) -> futures.Future[object]:
-    """Waits for a collective of Gloo in a thread, which then drops the copy of what was sent."""
+    """Waits for a collective of Gloo in a new thread, after which the sent copy is freed."""
     done: futures.Future[object] = futures.Future()
 
     def wait() -> None:
@@ -217,11 +218,11 @@ def _wait_in_thread(work: Waitable) -> futures.Future[object]:
 
 @final
 class ReduceScatter:
-    """A reduce-scatter that was started; a sum over machines follows if these hold equal shards.
+    """A reduce-scatter that was started. If machines hold equal shards, a sum over them follows.
 
     Only torch's work object holds the tensor that is sent. NCCL's work object holds the tensor
     itself, until `wait` has made this thread's stream wait. Gloo's holds a copy until its `wait`
-    returns, and there is no way to ask whether `wait` would block. So on a CPU a thread waits.
+    returns, and there is no way to ask whether `wait` would block. So on a CPU a new thread waits.
     """
 
     def __init__(
@@ -333,7 +334,7 @@ class ProcessGroup(Group):
         # imported here, because few programs need this
         from torch.distributed.device_mesh import DeviceMesh
 
-        assert self.of_torch is not None  # `in_grid` has connected it
+        assert self.of_torch is not None  # `in_grid` has set it
         return DeviceMesh.from_group(self.of_torch, self.device.type, mesh_dim_names=("model",))
 
     def _record(self, kind: str, sent: torch.Tensor) -> None:
@@ -429,7 +430,7 @@ class ProcessGroup(Group):
         return self._gathered(tensor, self.device).to(tensor.device)
 
     def _gathered(self, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-        """Returns the workers' tensors, stacked along a new axis 0 and sent from a device."""
+        """Sends this worker's tensor from a device; returns all workers' tensors, stacked."""
         every = self._gathered_bytes(bytes_of(tensor, device))
         return every.view(tensor.dtype).view(self.size, *tensor.shape)
 
@@ -530,12 +531,13 @@ def _header(tensor: torch.Tensor) -> list[int]:
 # every model in DistributedDataParallel, and sums every metric. The functions below are not called
 # for a strategy's model. Any other model in a job's process belongs to its worker alone: if the
 # chief evaluated it in a callback, Keras's sums would wait for the other workers forever. If the
-# script itself has made the group, however, models outside of the scope use it as in plain Keras.
+# script itself has made the group, however, models outside of a strategy's scope use it as in plain
+# Keras.
 
 
 @cache
 def leave_models_alone() -> None:
-    """Keeps Keras from using a job's group for models outside of the scope; once per process."""
+    """Keeps Keras from using a job's group for models outside of a strategy, once per process."""
     keras_compat.install(initialize_ddp=_initialize_ddp, alone_result=_result_of_process)
 
 

@@ -9,8 +9,8 @@ full; the last gradient starts the all-reduce of the last bucket.
 All workers must start all collectives in the same order, or NCCL would wait forever. A worker on
 which a gradient is missing starts the gradient's bucket later than the others. So if the backward
 pass has other collectives, such as those of synchronized BatchNormalization, all buckets wait for
-the end of the backward pass. Only the gathers of sharded weights run at the same time, in a process
-group of their own.
+the end of the backward pass. The buckets do not wait if these collectives are only gathers of
+sharded weights, because gathers and buckets use different process groups.
 
 The first step shows which parameters have a gradient on any worker. Later steps have buckets for
 these parameters only.
@@ -54,9 +54,9 @@ class GradientReducer:
         self._unreached: set[int] | None = None
 
     def begin(self, scope: ReplicaScope) -> None:
-        """Starts a step of the replica with this scope; makes new buckets if the old do not fit."""
+        """Starts a step of the replica with this scope, with new buckets if the old do not fit."""
         optimizer = self._model.optimizer
-        # Any other optimizer may change the gradients before it applies them.
+        # An optimizer that does not apply gradients directly may change them first.
         if not keras_compat.applies_directly(optimizer):
             self._optimizer = None
             self._drop()

@@ -1,4 +1,4 @@
-"""Data adapters of a worker, which reads its own rows of arrays, but all rows of other data.
+"""Data adapters of a worker. Of arrays a worker reads only its own rows, of other data all rows.
 
 Rows are copied to a GPU one batch ahead, from page-locked memory
 (`kerasdist.backends.torch.replica.placing.move`) and in a CUDA stream of their own.
@@ -69,7 +69,7 @@ class WholeBatchesAdapter(WrappedAdapter):
 
 
 def ahead(batches: Iterable[Any], device: torch.device) -> Iterator[Any]:
-    """Yields the host's batches on a GPU, to which it copies one batch ahead."""
+    """Copies the host's batches to a GPU, one batch ahead, and yields them."""
     stream = torch.cuda.Stream(device)
     waiting: tuple[Any, torch.Event] | None = None
     for batch in batches:
@@ -97,5 +97,5 @@ def _arrived(batch: object, event: torch.Event, device: torch.device) -> Any:
     current.wait_event(event)
     for leaf in flatten(_rows(batch)):
         if isinstance(leaf, torch.Tensor):
-            leaf.record_stream(current)  # made in another stream, used and freed in this stream
+            leaf.record_stream(current)  # so that torch frees it after its use in this stream
     return batch
