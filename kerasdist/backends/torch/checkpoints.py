@@ -140,14 +140,14 @@ class _SavePlanner(dcp.DefaultSavePlanner):
     path = ""
 
     def lookup_object(self, index: MetadataIndex) -> Any:
-        """Returns the value to write, and records its variable."""
+        """Returns the value to write, and records the path of its variable."""
         self.path = "/".join(map(str, self.mappings[index.fqn][1:]))
         return super().lookup_object(index)
 
 
 @final
 class _Writer(dcp.FileSystemWriter):
-    """Writes this worker's file. Its errors name the file; torch sends errors to all workers."""
+    """Writes this worker's file. Its errors name the file; torch reports them to all workers."""
 
     def write_data(self, plan: dcp.SavePlan, planner: Any) -> Any:
         """Writes the values."""

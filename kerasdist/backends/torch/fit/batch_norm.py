@@ -69,7 +69,7 @@ def _gradient_of_rows(
     rows: torch.Tensor, mean: torch.Tensor, slope: torch.Tensor, offset: torch.Tensor
 ) -> torch.Tensor:
     """Returns ``slope * (rows - mean) + offset``, in few passes over memory."""
-    if torch.is_grad_enabled():  # torch differentiates this, with create_graph=True
+    if torch.is_grad_enabled():  # with create_graph=True: this must be differentiable
         return slope * (rows - mean) + offset
     if rows.device.type == _DEVICE and len(rows):
         ones = torch.ones_like(mean)
@@ -124,8 +124,8 @@ def _normalized(  # noqa: PLR0917  Keras's parameters
     if not is_last or current.replica is None or not _serves(x, channels):
         return original(x, mean, variance, axis, offset, scale, epsilon)
     # Torch's function computes no gradients for the mean and the variance, so it gets them as
-    # constants. They get their gradients through the scale and the offset passed here, which are
-    # computed from them.
+    # constants. But the scale and the offset that are passed here depend on the mean and the
+    # variance, and so give them their gradients.
     inverse, fixed = (variance + epsilon).rsqrt(), mean.detach()
     slope = inverse if scale is None else scale * inverse
     begin = (fixed - mean) * slope

@@ -6,13 +6,13 @@ replicas, by the variable's aggregation:
 
 - ``"sum"`` with ``synchronization="on_read"``, as for the state of metrics: the sum. In the step,
   replica 0 starts from the variable's value, and the other replicas start from zero;
-- other ``"sum"``: every replica starts from the variable's value, and the replicas' changes are
-  added to that value;
+- ``"sum"`` with another synchronization: every replica starts from the variable's value, and the
+  replicas' changes are added to that value;
 - ``"mean"``, of floats: the mean, weighted by the replicas' weights;
 - otherwise: the first replica's value.
 
-The buffers of torch's own modules have no aggregation. Of floats the weighted mean is taken, of
-other types the first replica's value.
+The buffers of torch's own modules have no aggregation. A buffer of floats gets the weighted mean,
+any other buffer gets the first replica's value.
 
 Then the workers combine the values of their processes by the same rules, all variables together.
 Sums may be combined after a later step; until then a worker's variable holds only that worker's own
@@ -71,7 +71,7 @@ class FitRules(Rules):
 
     @torch.no_grad()
     def begin(self, scopes: Sequence[ReplicaScope]) -> None:
-        """Starts a step. Sums start from zero on all workers but the chief, to be added later."""
+        """Starts a step. Sums become zero on all workers but the chief, so that they add up."""
         self._weight = scopes[0].weight
         self._committed.clear()
         self._buffers.clear()

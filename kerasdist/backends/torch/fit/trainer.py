@@ -34,8 +34,8 @@ _IN_THREADS = (
     "A process per device compiles: `kerasdist run --workers gpu script.py`."
 )
 _GATHERS = (
-    'With sharding="full" weights are gathered while the model runs, and with a LayoutMap the model '
-    'runs by DTensor: torch.compile supports neither here. sharding="optimizer" compiles.'
+    'With sharding="full" weights are gathered while the model runs, and with a LayoutMap the '
+    'model runs by DTensor: torch.compile supports neither here. sharding="optimizer" compiles.'
 )
 
 

@@ -76,7 +76,7 @@ class TorchTrial(Trial):
                 value.grad = None
 
     def buffer(self, buffer: torch.Tensor, changing: bool = True) -> torch.Tensor:
-        """Returns the copy of a torch module's buffer; the first call makes it."""
+        """Returns the copy of a torch module's buffer; the first call makes the copy."""
         return self._copies.setdefault(id(buffer), (buffer, _clone(buffer)))[1]
 
     def take(self, batch: TriedBatch) -> Any:
@@ -112,7 +112,10 @@ class TorchMemoryTrial(MemoryTrial, TorchTrial):
         return None if value is None else value.detach().requires_grad_(value.requires_grad)
 
     def clear_gradients(self, variables: Iterable[keras.Variable]) -> None:
-        """Clears the gradients. In a job they become zeros, as large as the buckets of `fit`."""
+        """Clears the gradients.
+
+        In a job the gradients become zeros, which take as much memory as the buckets of `fit`.
+        """
         super().clear_gradients(variables)
         if self._replicas.job is None:
             return

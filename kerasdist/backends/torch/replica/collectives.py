@@ -386,7 +386,6 @@ class WeightedLoss(torch.autograd.Function):
         """Sets the replica's gradient weight to 1 for the rest of this backward pass."""
         replica, weight = ctx.replica, ctx.replica.gradient_weight
         replica.gradient_weight = 1.0
-        # The weight is restored at the end of this backward pass.
         private.call_after_backward(lambda: setattr(replica, "gradient_weight", weight))
         return None, *gradients
 

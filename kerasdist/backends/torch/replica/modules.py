@@ -32,8 +32,8 @@ _BATCH_NORMS = (
 )
 
 # The modules whose code a replica is running. Replicas take turns, so usually a replica does not
-# call a module that is in this set. It does if another replica waits in a collective inside of the
-# module.
+# call a module that is in this set. This happens only if another replica waits in a collective
+# inside of the module.
 _in_use: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
 
 

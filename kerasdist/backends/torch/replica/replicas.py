@@ -96,7 +96,7 @@ class TorchReplicaSet(ReplicaSet):
         trainer_class: type[Any],
         trial_class: type[Trial],
     ) -> None:
-        """Makes the set. All workers of a job must make the replica set, after `connect`."""
+        """Makes the replica set. All workers of a job must do this, after `connect`."""
         if job is not None and len(devices) != 1:
             raise UnsupportedError(
                 "Expected one device a worker on PyTorch, where a process computes on one. "

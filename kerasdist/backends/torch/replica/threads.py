@@ -39,7 +39,7 @@ _Result = TypeVar("_Result")
 
 
 @final
-class Stopped(ReplicaError):  # noqa: N818  it orders a replica to stop and is not the cause
+class Stopped(ReplicaError):  # noqa: N818  no "Error" in the name: the cause is another error
     """This replica stops because another replica has ended the step."""
 
 
@@ -277,5 +277,5 @@ def _mode_of_thread(mode: Any) -> AbstractContextManager[Any]:
     """
     device = getattr(mode, "device", None)
     if isinstance(device, torch.device) and type(mode).__module__.startswith("torch."):
-        return torch.device(device.type)  # "cuda" means the replica's own GPU
+        return torch.device(device.type)
     return mode

@@ -9,9 +9,10 @@ variables have a component on every replica, which persists from one `run` to th
 - no aggregation, as for the state of a seed generator, or moving statistics: the variable's own
   value is the first replica's component, as in ``tf.distribute``.
 
-When cross-replica code assigns to such a variable, every component is made anew from the value;
-each replica gets an equal share of a sum. A worker keeps the components of its own replicas, and
-also the aggregate over all workers, which cross-replica code reads without communication.
+When cross-replica code assigns to such a variable, every component is made anew from the assigned
+value. If the aggregation is a sum, each component becomes an equal share of that value. A worker
+keeps the components of its own replicas, and also the aggregate over all workers, which
+cross-replica code reads without communication.
 """
 
 from __future__ import annotations

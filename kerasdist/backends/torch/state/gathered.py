@@ -1,7 +1,7 @@
 """Gathers sharded weights when layers read them, and again in the backward pass.
 
 Weights are gathered and freed in groups (`shards.WeightGroup`). While layers use one group, the
-group that followed it in an earlier step is gathered ahead (`GatheredWeights._following`). So at
+group that was used next in an earlier step is gathered ahead (`GatheredWeights._following`). So at
 most two groups are gathered at any time. A step with N groups makes N gathers in the forward pass,
 and N - 1 in the backward pass, because the last group is still gathered when the backward pass
 begins.
@@ -9,10 +9,10 @@ begins.
 The graph of a step has one leaf per weight. The leaf has the weight's shape, but holds values only
 while the weight's group is gathered. A layer that reads a weight gets a view of the leaf, which
 keeps the values alive as long as the layer uses them. Code outside of layers gets the leaf itself,
-so that it finds the gradient there; the leaf's group then stays gathered until the step ends.
-Autograd would keep in memory each weight that an operation saves for the backward pass. Instead,
-``torch.autograd.graph.saved_tensors_hooks`` let it save a small reference, by which the weight is
-gathered again.
+because the gradient is in the leaf. After such a read, the leaf's group stays gathered until the
+step ends. Autograd would keep in memory each weight that an operation saves for the backward pass.
+So ``torch.autograd.graph.saved_tensors_hooks`` make autograd save a small reference instead, by
+which the backward pass gathers the weight again.
 
 The gathers are collectives, so all workers must read the same weights in the same order.
 """
@@ -133,7 +133,7 @@ class ShardedWeights(abc.ABC):
         return structure
 
     def equalize(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Returns tensors that are equal on all workers of a replica."""
+        """Returns the tensors, made equal on all workers of a replica."""
         return list(tensors)
 
     def own_gradient(self, gradient: torch.Tensor, variable: keras.Variable) -> torch.Tensor:
@@ -153,7 +153,7 @@ class GatheredWeights(ShardedWeights):
         self._newest: WeightGroup | None = None
         self._leaves: VariableTable[Leaf] = VariableTable()
         self._gathered: dict[WeightGroup, list[Leaf]] = {}
-        # By group: the gather that was started before the group is used. There is at most one.
+        # The gather that was started before its group is used, by group. There is at most one.
         self._ahead: dict[WeightGroup, tuple[Waitable, torch.Tensor]] = {}
         self._by_address: dict[int, Leaf] = {}
         self._used: WeightGroup | None = None

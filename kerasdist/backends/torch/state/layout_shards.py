@@ -33,7 +33,7 @@ class LayoutShard(Shard):
         groups: tuple[ProcessGroup, ProcessGroup],
         why: str,
     ) -> None:
-        """Reads a layout: `names` has an axis of the mesh, or None, for each variable's axis."""
+        """Reads a layout: `names` has a mesh axis, or None, for each axis of the variable."""
         across, inside = axes
         self.row, self.column = groups
         super().__init__(shape, self.row)
@@ -62,7 +62,7 @@ class LayoutShard(Shard):
         return _block(whole, self.inner, self.row)
 
     def part_of(self, gradient: torch.Tensor) -> torch.Tensor:
-        """Returns this worker's part of a gradient; returns a gradient that is a part unchanged."""
+        """Returns this worker's part of a full gradient; a gradient that is a part is unchanged."""
         return self.cut_inside(gradient) if tuple(gradient.shape) == self.shape else gradient
 
     def cut_across(self, part: Any) -> Any:

@@ -1,8 +1,8 @@
 """Optimizers whose state is sharded over the workers: each worker updates its shards of weights.
 
 Of a weight's gradient, which is summed over the workers, each worker gets its own shard. During the
-update the optimizer sees shards in place of weights and slots (its own variables, such as
-momentums), so Keras's own code updates the shards. Afterwards, weights that are not sharded
+update the optimizer sees shards in place of weights and slots (the optimizer's own variables, such
+as momentums), so Keras's own code updates the shards. Afterwards, weights that are not sharded
 themselves are gathered from the updated shards.
 """
 
@@ -50,7 +50,7 @@ class ShardedOptimizer:
     """Knows which variables of an optimizer are sharded, and which weights it updates by shards."""
 
     def __init__(self, optimizer: keras.optimizers.Optimizer, group: ProcessGroup) -> None:
-        """Starts without slots (the optimizer's variables), which `group`'s workers will share."""
+        """Starts without slots (the optimizer's variables), which `group`'s workers will divide."""
         self.group = group
         self._is_elementwise = keras_compat.is_elementwise(optimizer)
         self._slots: list[keras.Variable] = []
@@ -144,7 +144,7 @@ def _state_of(
 def of_gradients(
     optimizer: keras.optimizers.Optimizer, variables: Sequence[keras.Variable]
 ) -> Mapping[int, Shard]:
-    """Returns the shards of the gradients that an optimizer applies, by index."""
+    """Returns the `Shard` of each sharded gradient that an optimizer applies, by index."""
     state = _state_of(optimizer, variables)
     return {} if state is None else state.of_gradients(variables)
 
@@ -166,7 +166,7 @@ def _initialize(
         strategy = _sharded_layers.get(maker)
     rules = _rules_of(strategy)
     if rules is not None and rules.shards_weights and rules.serves(variable):
-        assert strategy is not None  # the rules are the strategy's
+        assert strategy is not None  # because `rules` belong to a strategy
         ownership.record_owner(variable, strategy)
         rules.shard_weight(variable, initializer)
         if isinstance(maker, keras.Layer):

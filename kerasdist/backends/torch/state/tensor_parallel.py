@@ -325,7 +325,7 @@ def _local(tensor: Any, mesh: Any, placement: Any) -> Any:
 def _embedding_gradient(  # noqa: PLR0917  torch's parameters
     mesh: Any, gradient: Any, indices: Any, rows: int, padding: int, by_frequency: bool
 ) -> Any:
-    """Computes the gradient of this worker's rows of an embedding; None if it cannot do that."""
+    """Computes the gradient of this worker's rows of an embedding; None if not supported."""
     own = rows // mesh.size()
     if own * mesh.size() != rows or by_frequency or gradient.placements[0].is_shard():
         return None

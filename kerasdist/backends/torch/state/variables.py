@@ -4,9 +4,10 @@ Every read and write of a Keras variable passes through the `keras.StatelessScop
 thread. In such a scope a replica reads an alias: a leaf tensor of its own that shares the
 variable's storage (a copy, if it is on another device). So after a backward pass
 ``variable.value.grad`` is the replica's own gradient. The only replica of a process reads the
-variable's value itself. A replica's assignments are kept apart until the step's `Rules` combine the
-values of all replicas: in `fit` the rules of `kerasdist.backends.torch.fit.fit_rules`, in custom
-loops the rules of `kerasdist.backends.torch.state.components`.
+variable's value itself. The values that a replica assigns are stored apart from those of the other
+replicas, until the step's `Rules` combine the values of all replicas: in `fit` the rules of
+`kerasdist.backends.torch.fit.fit_rules`, in custom loops the rules of
+`kerasdist.backends.torch.state.components`.
 """
 
 from __future__ import annotations
@@ -117,14 +118,14 @@ class Rules(abc.ABC):
 
     @abc.abstractmethod
     def commit(self, scopes: Sequence[ReplicaScope], *, sums: bool) -> list[int]:
-        """Writes what replicas have assigned into the variables; writes sums only if `sums`.
+        """Writes the assigned values into the variables; writes sums only if `sums` is True.
 
         Returns the ids of the variables that were written, which every scope must `refresh`.
         """
 
     @abc.abstractmethod
     def pause(self, scopes: Sequence[ReplicaScope]) -> list[int]:
-        """Commits, on all workers, before cross-replica code runs in the middle of a step."""
+        """Commits assignments on all workers, before cross-replica code runs within a step."""
 
     @abc.abstractmethod
     def end(self, scopes: Sequence[ReplicaScope]) -> None:
@@ -239,7 +240,11 @@ class ReplicaScope(keras.StatelessScope):
         self.assigned.clear()
 
     def buffer(self, buffer: torch.Tensor, changing: bool) -> torch.Tensor:
-        """Returns a module's buffer on the replica's device; if `changing`, to be changed."""
+        """Returns a module's buffer on the replica's device.
+
+        If `changing`, the replica may change the result, which is a copy of its own unless the
+        replica is the only one of its process.
+        """
         if not changing:
             return buffer.to(self.device)
         trial = current.trial

@@ -292,7 +292,7 @@ class GradientSum:
     ) -> list[torch.Tensor | None]:
         """Returns the sums of the workers' gradients; None for a gradient that no worker has.
 
-        For a sharded gradient it returns this worker's shard of the sum.
+        For a sharded gradient the result is this worker's shard of the sum.
         """
         shards = sharded_optimizers.of_gradients(optimizer, variables)
         self.agree(variables, len(gradients))

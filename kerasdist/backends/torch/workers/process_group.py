@@ -268,7 +268,7 @@ class ReduceScatter:
 
 @final
 class ProcessGroup(Group):
-    """The workers of a job, or the workers of one machine (`within_host`).
+    """The workers of a job, or some of these workers (`within_host`, `in_grid`).
 
     Attributes:
         device: The device on which this worker's tensors are sent and received.
@@ -287,7 +287,7 @@ class ProcessGroup(Group):
         self.bytes_per_pack = communication.bytes_per_pack
         self._compressed = _COMPRESSED[communication.compression]
         self.of_torch = _beside_default.get(job)
-        self._ranks: range | None = None  # the ranks in the job of these workers; None: all ranks
+        self._ranks: range | None = None  # these workers' ranks in the job; None means all
         self.between: ProcessGroup | None = None
         self._timeout = timedelta(seconds=job.timeouts.meeting)
         self._name, self._collectives = "all workers", job.collectives

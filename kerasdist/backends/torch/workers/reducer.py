@@ -56,7 +56,8 @@ class GradientReducer:
     def begin(self, scope: ReplicaScope) -> None:
         """Starts a step of the replica with this scope, with new buckets if the old do not fit."""
         optimizer = self._model.optimizer
-        # An optimizer that does not apply gradients directly may change them first.
+        # An optimizer that does not apply gradients directly may change them first, so its
+        # gradients get no buckets.
         if not keras_compat.applies_directly(optimizer):
             self._optimizer = None
             self._drop()
