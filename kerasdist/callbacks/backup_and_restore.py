@@ -136,7 +136,7 @@ class BackupAndRestore(Callback):
                 contains the whole state, even if the workers divide the state.
 
         Raises:
-            ValueError: If an argument has a value without meaning.
+            ValueError: If an argument has an invalid value.
         """
         super().__init__()
         if not str(backup_dir):
@@ -235,7 +235,7 @@ class BackupAndRestore(Callback):
         self._call = {**call, "forms": forms_of(variables_of(model))}
         stored = self._files.newest(self._call)
         facts = None
-        if stored is not None:  # the chief has already compared the facts of the call
+        if stored is not None:  # without the facts in `self._call`, which the chief has compared
             there = stored.chiefs.facts.items()
             facts = {name: one for name, one in there if name not in self._call}
         told = self._files.number, self._files.refusal, self._files.of_this_call, facts
@@ -309,7 +309,7 @@ class BackupAndRestore(Callback):
             self._validation.go_to(facts["validation"], within=False)
         begin = facts["epoch"]
         if facts["stopping"] and not facts["batches"]:
-            # Training was about to stop at the end of that epoch, so there is no further epoch.
+            # When the backup was made, training was about to stop. So there is no further epoch.
             begin = max((self.params or {}).get("epochs") or 0, begin)
         internals.INITIAL_EPOCH.set(model, begin)
         if facts["batches"]:
@@ -342,7 +342,7 @@ class BackupAndRestore(Callback):
         if done <= self._skipped:
             return
         self._interval.batches_passed(done, self._wait_for_devices)
-        if self.asked_to_leave and current_job() is None:  # in a job the workers vote on this
+        if self.asked_to_leave and current_job() is None:  # in a job, `Vote` decides
             self.leave(self._epoch, done)
         if self._interval.is_due(done):
             self._save_and_choose(self._epoch, done)
@@ -437,7 +437,7 @@ class BackupAndRestore(Callback):
             channel.tell({"backup": [epoch, batches, epochs], "frameworks": loaded})
 
     def _facts_for_file(self, variables: list[Any], epoch: int, batches: int) -> dict[str, object]:
-        """Returns the facts about the run that the file contains."""
+        """Returns the facts about the run, for the chief's file."""
         trainer, rows_at_once = trainer_of(self.model), None
         if trainer is not None:
             replicas = trainer.replicas.num_replicas

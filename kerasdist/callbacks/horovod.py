@@ -57,8 +57,8 @@ class BroadcastGlobalVariables(keras.callbacks.Callback):
             raise UnsupportedError(
                 "Expected a strategy whose workers hold all variables. Received: "
                 "BroadcastGlobalVariables, with sharding="
-                f"{trainer.replicas.options.sharding!r:.200}. The chief has no other worker's part "
-                "of a variable: load the weights on all workers."
+                f"{trainer.replicas.options.sharding!r:.200}. The chief holds only its own part "
+                "of each variable: load the weights on all workers."
             )
         broadcast(self.model)
 

@@ -68,7 +68,7 @@ class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
             **options: Keyword arguments of Keras's callback.
 
         Raises:
-            ValueError: If an argument has a value without meaning.
+            ValueError: If an argument has an invalid value.
         """
         super().__init__(filepath, *arguments, **options)
         if save not in ("sync", "async"):
@@ -204,7 +204,7 @@ class BackgroundFile:
     def _outcome(self) -> BaseException | None:
         if self._writing is None:
             return None
-        failed = self._writing.exception()  # waits; after an interrupt, `_writing` stays set
+        failed = self._writing.exception()  # waits; if interrupted, `_writing` stays set
         self._writing = None
         atexit.unregister(self.settle)
         return failed

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from kerasdist.api.strategy import Strategy
 
 SCHEMA = 2
-"""The version of the format of the JSON lines, raised when a field is added or changed."""
+"""The version of the JSON lines' format, raised when a field is added, removed or changed."""
 
 _SECONDS = 1.0
 """The seconds of training between two reports to the launcher."""

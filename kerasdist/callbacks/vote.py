@@ -37,9 +37,9 @@ class Vote(Callback):
     they stop at once. If only some want to stop, all workers stop after the next batch, because a
     worker may already have begun that batch.
 
-    With each vote the workers compare which variables are trainable. If a user-defined callback
-    acts at the beginning of an epoch, the workers also compare this at the beginning of an epoch.
-    Otherwise, workers that train different weights would wait forever for each other's gradients.
+    With each vote the workers compare which variables are trainable. They also compare this when an
+    epoch begins, if a user-defined callback acts at that time. Without this comparison, workers
+    that train different weights would wait forever for each other's gradients.
     """
 
     def __init__(

@@ -97,7 +97,7 @@ class CollectiveLog:
         return [f"number {first + index}: {entry}" for index, entry in enumerate(entries)]
 
     def take(self) -> tuple[int, list[str]]:
-        """Returns how many collectives were taken before, and the collectives since then."""
+        """Returns how many collectives were compared earlier, and the collectives since then."""
         with self._lock:
             before, entries = self.taken, self._entries
             self.taken, self._entries = before + len(entries), []

@@ -120,7 +120,7 @@ def _shown(text: str) -> str:
 
 @final
 class BatchHistory:
-    """The forms (shapes and types) of the batches since workers last compared them.
+    """The forms (shapes and types) of the batches since workers last compared batches.
 
     `add` compares a form only with the form of the step before. Another thread may call `report` at
     any time.

@@ -426,7 +426,7 @@ class Coordinator:
             self._ended.set()
 
     def _patrol(self) -> None:
-        """Checks all workers; called at each interval while this process runs."""
+        """Checks all workers; called once in each interval between two signs of life."""
         self._now += self._timeouts.beat
         now, limits = self._now, self._timeouts
         self._tell_all({"type": "beat"})
@@ -481,7 +481,7 @@ class Coordinator:
         )
 
     def _check_batches(self) -> None:
-        """Fails the job if workers train on batches of different sizes."""
+        """Fails the job if workers train on batches of different shapes, types or numbers."""
         members = [self._members[rank] for rank in range(self._workers)]
         begun = max(one.moved for one in members)
         idle = self._now - begun > self._timeouts.heartbeat

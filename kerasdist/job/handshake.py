@@ -148,12 +148,12 @@ def check_proof(asked: Message, answered: Message, proof: object, mine: Credenti
 
 
 def introduced(host: str, port: int, mine: Credentials, wait: float) -> socket.socket:
-    """Returns a connection, after chief and worker have proved to each other their membership."""
+    """Returns a connection to the chief, after both sides have proved their membership."""
     connection = socket.create_connection((host, port), timeout=5)
     try:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        # The port of a starting chief may be open before the chief accepts connections, so the
-        # first message may take longer to come than the connection.
+        # The port of a starting chief may be open before the chief accepts connections, so it may
+        # take longer until the chief's first message comes.
         connection.settimeout(wait)
         asked = protocol.receive(connection, MAX_BYTES)
         answered = answer(asked, mine)

@@ -56,7 +56,7 @@ class DroppedInterrupts:
             signal.signal(signal.SIGINT, self._handle)
 
     def raise_again(self) -> None:
-        """Raises a dropped interrupt; called in the main thread during and after watched calls."""
+        """Raises a dropped interrupt; called in the main thread, at each step and after a call."""
         if self._dropped:
             self._dropped = False
             raise KeyboardInterrupt

@@ -242,7 +242,7 @@ class Job:
             yield
         except JobError:
             raise
-        except Exception as own:  # noqa: BLE001  raised again below, after the others know of it
+        except Exception as own:  # noqa: BLE001  raised below, when all workers know of the error
             error = own
         said = None if error is None else _shortened(error)
         try:

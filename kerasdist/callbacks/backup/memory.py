@@ -1,4 +1,4 @@
-"""Copies of backups in the memory of hosts, so that a restarted job does not need its disk.
+"""Copies of backups in the memory of hosts, so that a restarted job does not need the disk.
 
 A restart ends all processes. So a copy is a file in the memory of a host (``/dev/shm``), which
 remains when the processes end. The chief writes one copy, and on each other host one worker writes

@@ -286,7 +286,8 @@ class Position:
         if resume is not None:
             return resume(make)
         if self._is_over():
-            # On some backends Keras restarts the data before it calls `on_epoch_end`.
+            # On some backends Keras restarts the data before it calls `on_epoch_end`, so the state
+            # before the new iteration is stored here.
             self._begin = self._now(random_states.kept())
             self._passed_before = -self._passed
             self._is_made = True

@@ -93,8 +93,8 @@ _Shards = dict[int, list[tuple[Region, StoredFile, int]]]
 class StoredVariables:
     """The variables of a backup, in the chief's file and in the parts.
 
-    A worker that has the same shards as the worker that wrote a part reads only the header of that
-    part.
+    A worker reads only the part of its own rank, if its shards are the same as when this part was
+    written. The chief also reads the headers of all other parts.
     """
 
     def __init__(self, chiefs: StoredFile, rank: int = 0) -> None:
