@@ -69,8 +69,8 @@ class BackupAndRestore(Callback):
 
     The chief writes each file under a temporary name first, so that no file is incomplete. In a
     restarted script, the chief reads the newest complete backup and sends the values to the other
-    workers. It warns of each backup that it cannot use. `fit` raises an error if the backup belongs
-    to another script (with other layers, optimizer, losses or form of data), or if another run uses
+    workers. The chief warns of each damaged backup. `fit` raises an error if the backup belongs to
+    another script (with other layers, optimizer, losses or form of data), or if another run uses
     the folder.
 
     If the workers divide the state (``sharding=``) and all of them see the folder, each worker
@@ -112,10 +112,10 @@ class BackupAndRestore(Callback):
                 backups and failures together cost the least time. By Daly's formula, this is about
                 ``sqrt(2 * cost * time between failures)``. The cost is the time for which training
                 stops for the first backup. That backup is made after 20 batches or at the end of
-                the first epoch. It is then written once more, because each backup also stores the
-                chosen number of batches. At the end of an epoch a backup is made if half of this
-                number of batches has passed since the last backup. At the end of the last epoch a
-                backup is always made.
+                the first epoch. The first backup is then written once more, to store the chosen
+                number of batches. At the end of an epoch a backup is made if half of this number
+                of batches has passed since the last backup. At the end of the last epoch a backup
+                is always made.
             hours_between_failures: The mean time between failures of the job, for
                 ``save_freq="auto"``; None means 8,000 hours divided by the number of replicas. If
                 the cluster takes a machine away, that also counts as a failure.

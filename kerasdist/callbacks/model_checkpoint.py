@@ -217,7 +217,7 @@ def _write(snapshot: keras_compat.Snapshot, path: str) -> None:
 
 @final
 class SavingModel:
-    """Stands for a model in Keras's ModelCheckpoint, and passes calls of its save methods on.
+    """Stands for a model in Keras's ModelCheckpoint; redirects its save methods to a function.
 
     Attributes:
         saved: The original model.

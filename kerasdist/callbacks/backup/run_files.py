@@ -220,9 +220,9 @@ class RunFiles:
     def write(self, facts: Mapping[str, object], arrays: Sequence[Any]) -> bool:
         """Writes a backup and removes old ones; returns True on the chief if the backup is written.
 
-        With `in_memory`, the backup is written to memory if there is enough, and a thread copies
-        the chief's file to the disk. All workers must call this method, because reading a variable
-        may need workers that do not write.
+        With `in_memory`, the backup is written to memory if there is enough memory. A thread then
+        copies the chief's file to the disk. All workers must call this method, because reading a
+        variable may need workers that do not write.
         """
         folder = self.folder
         if self.in_memory is not None and memory.has_room(self.in_memory, arrays):
@@ -395,8 +395,8 @@ def hold_folder(folder: Path, mode: int = 0o600) -> None:
         if owner is None:
             return
         # If a process of this machine holds the lock, that process is alive.
-        # For a process of another machine, this loop waits: the file system may keep its locks for
-        # a time after it has ended.
+        # For a process of another machine, this loop waits: the file system may keep the locks for
+        # a time after that process has ended.
         if owner.get("host") == socket.gethostname() or time.monotonic() > until:
             raise BackupError(
                 f"Expected a folder of backups that no other run uses. Received: {str(folder)!r}, "
