@@ -1,33 +1,34 @@
 """Callbacks for `fit` on many workers, which also work on a single worker.
 
-Keras's own callbacks work without these: callbacks that write files run on the chief, and callbacks
-that make decisions get the logs of the global batch. The callbacks here serve jobs of several
-workers, or do what Keras's callbacks cannot do:
+You can use Keras's own callbacks as they are: callbacks that write files run on the chief, and
+callbacks that make decisions get the logs of the global batch. In addition, kerasdist has these
+callbacks:
 
 - `BackupAndRestore` saves backups of a run; after a restart the run continues at the exact batch.
 - `ModelCheckpoint` is Keras's callback; with ``save="async"`` it writes files during training.
 - `Telemetry` writes how fast training is, and how its time is spent.
-- `ChiefOnly` lets another callback run only on the chief, for your own callbacks that write or
-print.
+- `ChiefOnly` wraps a callback of your own that writes or prints, so that it runs only on the chief.
 
-Users of Horovod know three of the callbacks:
+Three more callbacks do the same as callbacks of Horovod:
 
 - `LearningRateWarmup` lets the learning rate grow in the first epochs.
 - `BroadcastGlobalVariables` gives all workers the chief's variables as training begins.
-- `MetricsReduction` reduces logs of your own over the workers.
+- `MetricsReduction` reduces (averages, for example) the logs that your own code adds, over the
+workers.
 
 Example::
 
     backup = kd.callbacks.BackupAndRestore("backups")
     model.fit(x, y, epochs=2, callbacks=[backup, kd.callbacks.ChiefOnly(report)])
 
-A callback of your own that changes training must do the same on every worker. If it changes weights
-on only one worker, a `DisagreementError` reports the difference at the end of the epoch. If it sets
-``model.stop_training`` on any worker, all workers stop after the same batch.
+A callback of your own that changes training must do the same on every worker. If the callback
+changes weights on only one worker, a `DisagreementError` reports the difference at the end of the
+epoch. If the callback sets ``model.stop_training`` on any worker, all workers stop after the same
+batch.
 
-The guide "Callbacks" says which callbacks, Keras's and others, act on which workers. The guide
-"Failures, backups and preemption" says what a backup contains and how often to save one. The guide
-"Watch a job" says what is measured.
+The guide "Callbacks" says on which workers each callback acts. The guide "Failures, backups and
+preemption" says what a backup contains and how often to save one. The guide "Watch a job" says what
+`Telemetry` measures.
 """
 
 from kerasdist.callbacks.backup_and_restore import BackupAndRestore

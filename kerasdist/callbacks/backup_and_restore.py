@@ -50,28 +50,34 @@ from kerasdist.keras_compat import internals, ops
 class BackupAndRestore(Callback):
     """Saves backups of a run; in a restarted script, `fit` continues from the newest backup.
 
-    The run that was interrupted ends with the same numbers as an uninterrupted run, to the last
-    bit. A backup contains the weights, the optimizer's state, the metrics, the seeds, the states of
-    the random generators, the epoch and the batch, the changed attributes of other callbacks and of
-    the data sources, and the place in the data. ``tf.data`` and Grain pipelines, and loaders with
-    ``state_dict()`` and ``load_state_dict(state)``, continue at their place. For other data, the
-    batches of an epoch that were already used are read again and skipped. For generators with
-    ``steps_per_epoch``, the batches of all epochs are read again and skipped. Other callbacks get
-    no events for skipped batches.
+    The continued run ends with the same numbers as an uninterrupted run, to the last bit. A backup
+    contains the weights, the optimizer's state, the metrics, the seeds, the states of the random
+    generators, the epoch, the batch and the position in the data. It also contains those attributes
+    of other callbacks and of the data sources that have changed since `fit` began.
 
-    Of your own callbacks and data sources, a backup contains attributes that are numbers, strings,
-    arrays, and lists and dicts of these, and random generators and objects that exist when `fit`
-    begins. For anything else, define ``state_dict()`` and ``load_state_dict(state)`` in their
-    classes. When a backup is written, a warning says what it cannot restore.
+    ``tf.data`` and Grain pipelines, and loaders with ``state_dict()`` and
+    ``load_state_dict(state)``, continue at the saved position. From other data, the batches of the
+    epoch that were already trained on are read again and skipped. From generators with
+    ``steps_per_epoch``, the batches of all earlier epochs are also read again and skipped. Other
+    callbacks get no events for skipped batches.
 
-    The chief writes the files, each under another name first, so that no file is incomplete. The
-    chief reads the newest complete backup, reports which backups it refuses and why, and sends the
-    values to the other workers. A backup of another script (with other layers, optimizer, losses or
-    form of data) is an error, and so is a folder that another run uses. If the workers divide the
-    state (``sharding=``) and all of them see the folder, each worker writes and reads its own
-    shards; the chief writes its file last, and only then the backup exists. Any number of workers,
-    with any ``sharding``, can restore either kind of backup. `fit` calls this callback after all
-    others, wherever it is in the list.
+    Of your own callbacks and data sources, a backup contains these attributes: numbers, strings,
+    arrays, lists and dicts of these, and random generators and objects that exist when `fit`
+    begins. For anything else, define ``state_dict()`` and ``load_state_dict(state)`` in the class
+    of the callback or data source. When a backup is written, a warning names the values that cannot
+    be restored from it.
+
+    The chief writes each file under a temporary name first, so that no file is incomplete. In a
+    restarted script, the chief reads the newest complete backup and sends the values to the other
+    workers. The chief warns of each damaged backup. `fit` raises an error if the backup belongs to
+    another script (with other layers, optimizer, losses or form of data), or if another run uses
+    the folder.
+
+    If the workers divide the state (``sharding=``) and all of them see the folder, each worker
+    writes and reads its own shards. The chief writes its own file last, and a backup without this
+    file is not used. Backups with and without shards can be restored by any number of workers, with
+    any ``sharding``. `fit` calls this callback after all other callbacks, whatever its position in
+    the list.
 
     If data are shuffled, the script must set the seed (``keras.utils.set_random_seed``).
 
@@ -80,7 +86,7 @@ class BackupAndRestore(Callback):
         backup = kd.callbacks.BackupAndRestore("backups")
         model.fit(x, y, epochs=2, callbacks=[backup])  # started again, it continues
 
-    Source: ``keras.callbacks.BackupAndRestore``, whose arguments these are.
+    Source: ``keras.callbacks.BackupAndRestore``.
     """
 
     def __init__(
@@ -99,34 +105,38 @@ class BackupAndRestore(Callback):
 
         Args:
             backup_dir: The folder of the backups, which only this run may use. The chief's machine
-                must see it. If the workers divide the state, all machines must see it.
-            save_freq: ``"epoch"``: at the end of each epoch. A number `n`: also after every `n`
-                batches of an epoch. ``"auto"``: at the interval that loses the least time. By
-                Daly's formula, this is about ``sqrt(2 * cost * time between failures)``. The cost
-                is the time for which training stops for the first backup. That backup is made
-                after 20 batches or at the end of the first epoch. It is then written once more,
-                because it also stores the chosen number of batches. At the end of an epoch a
-                backup is made if half of this number of batches has passed; at the end of the last
-                epoch a backup is always made.
+                must see it. If the workers divide the state and the machines of all workers see
+                the folder, each worker writes its own shards.
+            save_freq: When to save a backup. ``"epoch"``: at the end of each epoch. A number `n`:
+                also after every `n` batches of an epoch. ``"auto"``: at an interval chosen so that
+                backups and failures together cost the least time. By Daly's formula, this is about
+                ``sqrt(2 * cost * time between failures)``. The cost is the time for which training
+                stops for the first backup. That backup is made after 20 batches or at the end of
+                the first epoch. The first backup is then written once more, to store the chosen
+                number of batches. At the end of an epoch a backup is made if half of this number
+                of batches has passed since the last backup. At the end of the last epoch a backup
+                is always made.
             hours_between_failures: The mean time between failures of the job, for
                 ``save_freq="auto"``; None means 8,000 hours divided by the number of replicas. If
                 the cluster takes a machine away, that also counts as a failure.
-            keep: How many backups are kept, at least 1. With 2, an older backup is left if the
-                newest is damaged.
+            keep: How many backups are kept, at least 1. With 2, there is an older backup to use if
+                the newest is damaged.
             delete_checkpoint: Whether the backups are removed when training ends without an error.
-                Under ``kerasdist run`` the last one is kept until the script has ended.
+                Under ``kerasdist run`` the last backup is kept until the script has ended.
             file_mode: The permissions of the files, which contain the model and the state of the
                 callbacks; by default only the owner may read them.
-            resume: ``"weights"``: if the backup is of another call of `fit`, for example with
-                another loss, optimizer or batch size, training starts anew with the weights of the
-                backup, whose shapes must be equal. ``"exact"``: such a backup is an error.
+            resume: What to do if the backup is of another call of `fit`, for example with another
+                loss, optimizer or batch size. ``"exact"``: raise an error. ``"weights"``: start
+                training anew with the weights of the backup, whose shapes must equal the shapes of
+                the model's weights.
             keep_in_memory: Whether, under ``kerasdist run``, each backup is first written to the
-                memory of each host. It is then copied to the disk in the background. A restarted
-                job needs no disk as long as one host is left. On each host, memory (``/dev/shm``)
-                for `keep` + 1 backups is used; for these copies, sharded state is gathered.
+                memory of each host, and then copied to the disk in the background. As long as one
+                host of the job remains, a restarted job does not need the copy on the disk. On each
+                host, memory (``/dev/shm``) for `keep` + 1 backups is used. Each of these backups
+                contains the whole state, even if the workers divide the state.
 
         Raises:
-            ValueError: If an argument has a value without meaning.
+            ValueError: If an argument has an invalid value.
         """
         super().__init__()
         if not str(backup_dir):
@@ -166,8 +176,8 @@ class BackupAndRestore(Callback):
         self._skipped = 0
         self._stops = False
         self._said: set[str] = set()
-        # Whether a signal may ask for the end of the script (`experimental.preempt`), whether it
-        # has asked, and whether `fit` is running.
+        # `listens`: whether a signal may end the script (`experimental.preempt`).
+        # `asked_to_leave`: whether that signal has come.
         self.listens = self.asked_to_leave = self._in_training = False
 
     def ask_to_leave(self) -> bool:
@@ -186,15 +196,15 @@ class BackupAndRestore(Callback):
         raise SystemExit(ExitCode.PREEMPTED)
 
     def beside(self, others: Sequence[Callback], listed: Sequence[Callback]) -> None:
-        """Stores the other callbacks of the call, whose state each backup contains.
+        """Stores the other callbacks of this call of `fit`; each backup contains their state.
 
-        ``others`` are the callbacks that the user passed, and ``listed`` the callbacks that Keras
-        calls.
+        ``others`` are the callbacks that the user passed. ``listed`` are the same callbacks as
+        Keras calls them, which may be wrapped.
         """
         self._others, self._listed = others, listed
 
     def reads(self, position: Position, validation: Position) -> None:
-        """Stores the positions in the data of the call, which each backup contains."""
+        """Stores the positions in the training and validation data, for each backup."""
         self._position, self._validation = position, validation
 
     def on_train_begin(self, logs: dict[str, object] | None = None) -> None:
@@ -225,7 +235,7 @@ class BackupAndRestore(Callback):
         self._call = {**call, "forms": forms_of(variables_of(model))}
         stored = self._files.newest(self._call)
         facts = None
-        if stored is not None:  # the chief has already compared the facts of the call
+        if stored is not None:  # without the facts in `self._call`, which the chief has compared
             there = stored.chiefs.facts.items()
             facts = {name: one for name, one in there if name not in self._call}
         told = self._files.number, self._files.refusal, self._files.of_this_call, facts
@@ -261,7 +271,7 @@ class BackupAndRestore(Callback):
 
     @contextlib.contextmanager
     def _restoring(self) -> Iterator[None]:
-        """Adds the number of the backup to errors about values that cannot be restored."""
+        """Raises BackupError, with the number of the backup, for any error in the block."""
         try:
             yield
         except KerasdistError:
@@ -292,14 +302,14 @@ class BackupAndRestore(Callback):
         restore(model, pairs, stored, seen_by_all=self._files.in_parts)
 
     def _begin(self, facts: Mapping[str, Any]) -> None:
-        """Restores everything that must be restored before the epoch begins."""
+        """Restores the values that Keras or the callbacks need before the first epoch begins."""
         model = self.model
         self._remembering.put_back(facts["callbacks"])
         if "validation" in facts:
             self._validation.go_to(facts["validation"], within=False)
         begin = facts["epoch"]
         if facts["stopping"] and not facts["batches"]:
-            # Training was about to stop at the end of that epoch, so there is no further epoch.
+            # When the backup was made, training was about to stop. So there is no further epoch.
             begin = max((self.params or {}).get("epochs") or 0, begin)
         internals.INITIAL_EPOCH.set(model, begin)
         if facts["batches"]:
@@ -311,7 +321,7 @@ class BackupAndRestore(Callback):
             self._position.go_to(facts["position"], within=False)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, object] | None = None) -> None:
-        """Restores the rest of a backup that was made inside of the epoch."""
+        """If the backup was made within this epoch, restores the values that are still missing."""
         self._epoch, self._skipped = epoch, 0
         if self._resumed is not None:
             with self._restoring():
@@ -332,7 +342,7 @@ class BackupAndRestore(Callback):
         if done <= self._skipped:
             return
         self._interval.batches_passed(done, self._wait_for_devices)
-        if self.asked_to_leave and current_job() is None:  # in a job the workers vote on this
+        if self.asked_to_leave and current_job() is None:  # in a job, `Vote` decides
             self.leave(self._epoch, done)
         if self._interval.is_due(done):
             self._save_and_choose(self._epoch, done)
@@ -358,9 +368,11 @@ class BackupAndRestore(Callback):
         self._files.training_ended(removes=self._delete)
 
     def _save_and_choose(self, epoch: int, batches: int) -> None:
-        """Saves a backup; the first backup is saved again if the number of batches must be chosen.
+        """Saves a backup.
 
-        All workers must call this method.
+        With ``save_freq="auto"``, the first backup is saved twice. The time of the first save
+        determines how many batches to train between two backups. The second save stores this
+        number. All workers must call this method.
         """
         if self._interval.is_open and self._interval.is_measured:
             self._wait_for_devices()
@@ -375,7 +387,7 @@ class BackupAndRestore(Callback):
             ops.convert_to_numpy(optimizer.iterations)
 
     def save(self, epoch: int, batches: int) -> None:
-        """Writes a backup from which a run continues after ``batches`` of ``epoch``.
+        """Writes a backup from which a run continues after ``batches`` batches of ``epoch``.
 
         All workers must call this method. Each worker writes its own shards, and the chief writes
         everything else.
@@ -384,7 +396,7 @@ class BackupAndRestore(Callback):
         self._files.begin_next()
         model: Any = self.model
         variables, trainer = all_variables_of(model), trainer_of(model)
-        if batches and trainer is not None:  # at the end of an epoch `InSync` compares them
+        if batches and trainer is not None:  # at the end of an epoch `InSync` compares the weights
             when = f"batch {batches} of epoch {epoch + 1}"
             trainer.replicas.first_batches.require_equal_since(when)
             results.require_equal_weights(model, trainer.replicas, when)
@@ -410,7 +422,7 @@ class BackupAndRestore(Callback):
             facts = numbered(facts, arrays)
             facts["arrays"] = [[one.dtype.name, one.shape] for one in arrays[len(variables) :]]
             for one in self._others:
-                # a continued run will not write these files again
+                # The backup waits for these files, because a continued run does not write them.
                 if isinstance(one, ModelCheckpoint):
                     one.wait()
         if job is not None and self._keeps_in_memory:
@@ -420,12 +432,12 @@ class BackupAndRestore(Callback):
         channel = launcher.channel()
         if self._files.write(facts, arrays) and channel is not None:
             epochs = epoch if facts["stopping"] else (self.params or {}).get("epochs", 0)
-            # A process that continues from this backup will have to import these frameworks.
+            # For an elastic job the launcher starts spare processes that import these frameworks.
             loaded = [name for name in sys.modules if name in KNOWN]
             channel.tell({"backup": [epoch, batches, epochs], "frameworks": loaded})
 
     def _facts_for_file(self, variables: list[Any], epoch: int, batches: int) -> dict[str, object]:
-        """Returns the facts about the run that the file contains."""
+        """Returns the facts about the run, for the chief's file."""
         trainer, rows_at_once = trainer_of(self.model), None
         if trainer is not None:
             replicas = trainer.replicas.num_replicas
@@ -448,7 +460,7 @@ class BackupAndRestore(Callback):
         }
 
     def _say_what_is_lost(self) -> None:
-        """Warns of what a restart could not restore, once for each attribute."""
+        """Warns, once for each attribute, of values that a restart could not restore."""
         lost = [f"of validation_data, {one}" for one in self._validation.lost()]
         lost += [*self._position.lost(), *self._remembering.lost()]
         if keras_compat.trainable_layers(keras_compat.model_of(self)) != self._trainable:
@@ -490,7 +502,8 @@ class BackupAndRestore(Callback):
         self._position.restore_random_states(facts["random"])
         job = current_job()
         rank = 0 if job is None else job.rank
-        for states in facts["random of gpus"][rank : rank + 1]:  # none for an additional worker
+        # The list is empty for a worker that the saved job did not have.
+        for states in facts["random of gpus"][rank : rank + 1]:
             random_states.put_back_gpus(states)
 
 

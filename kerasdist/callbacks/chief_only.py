@@ -13,7 +13,7 @@ _EVENTS = [name for name in dir(keras.callbacks.Callback) if name.startswith("on
 
 
 class DelegatingCallback(keras.callbacks.Callback):
-    """Passes Keras's calls on to an inner callback; a subclass overrides some of them."""
+    """Passes Keras's events on to an inner callback, unless `heard` is False."""
 
     def __init__(self, inner: keras.callbacks.Callback, heard: bool = True) -> None:
         super().__init__()
@@ -21,7 +21,8 @@ class DelegatingCallback(keras.callbacks.Callback):
         self._is_heard = heard
         if heard:
             for name in _EVENTS:
-                # Set on the instance, because Keras skips methods that are the empty default.
+                # The inner callback's own methods are set here. So Keras still recognizes, and does
+                # not call, those that are the empty methods of the base class.
                 setattr(self, name, getattr(inner, name))
 
     def set_params(self, params: object) -> None:
@@ -30,7 +31,10 @@ class DelegatingCallback(keras.callbacks.Callback):
         self.inner.set_params(params)
 
     def set_model(self, model: object) -> None:
-        """Passes the model on to the inner callback; TensorBoard then writes its graph."""
+        """Passes the model on to the inner callback, unless `heard` was False.
+
+        TensorBoard, for example, writes the model's graph in this method.
+        """
         super().set_model(model)
         if self._is_heard:
             self.inner.set_model(self.model_for(model))

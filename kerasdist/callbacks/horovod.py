@@ -57,17 +57,16 @@ class BroadcastGlobalVariables(keras.callbacks.Callback):
             raise UnsupportedError(
                 "Expected a strategy whose workers hold all variables. Received: "
                 "BroadcastGlobalVariables, with sharding="
-                f"{trainer.replicas.options.sharding!r:.200}. The chief has no other worker's part "
-                "of a variable: load the weights on all workers."
+                f"{trainer.replicas.options.sharding!r:.200}. The chief holds only its own part "
+                "of each variable: load the weights on all workers."
             )
         broadcast(self.model)
 
 
 def broadcast(model: Any, variables: Sequence[keras.Variable] | None = None) -> None:
-    """Gives all workers the chief's values of some variables.
+    """Gives all workers the chief's values of `variables`.
 
-    If `variables` is None, these are all variables of the model and its optimizers. All workers
-    must call this function.
+    None means all variables of the model and its optimizers. All workers must call this function.
     """
     trainer = trainer_of(model)
     if trainer is not None and trainer.replicas.job is not None:
@@ -106,8 +105,9 @@ class MetricsReduction(keras.callbacks.Callback):
         """Makes the callback.
 
         Args:
-            reductions: For the name of a log, one of ``"mean"``, ``"sum"``, ``"min"``, ``"max"``,
-                or ``"chief"`` for the chief's value. All other logs are averaged.
+            reductions: For the name of each log, how to reduce the log: ``"mean"``, ``"sum"``,
+                ``"min"``, ``"max"``, or ``"chief"``, which takes the chief's value. All other logs
+                are averaged.
 
         Raises:
             ValueError: If a reduction has another name.
@@ -131,7 +131,7 @@ class MetricsReduction(keras.callbacks.Callback):
         logs.update(job.choose(label, own, self._reduce))
 
     def _reduce(self, everyone: Sequence[dict[str, float]]) -> dict[str, float]:
-        """Returns the logs whose values differ between workers, reduced."""
+        """Returns the reduced values of those logs that differ between workers."""
         reduced: dict[str, float] = {}
         for name in everyone[0]:
             values = [theirs[name] for theirs in everyone]
@@ -142,7 +142,7 @@ class MetricsReduction(keras.callbacks.Callback):
 
 @final
 class LearningRateWarmup(keras.callbacks.Callback):
-    """Lets the learning rate grow in the first epochs, from one replica's rate to the set rate.
+    """Lets the learning rate grow in the first epochs, from `start` to `target`.
 
     Use this callback if you have multiplied both the learning rate and the global batch size by the
     number of replicas. The callback sets the rate before every batch, in equal steps; after the
@@ -172,7 +172,7 @@ class LearningRateWarmup(keras.callbacks.Callback):
             epochs: The length of the warm-up in epochs, not necessarily an integer.
             start: The learning rate of the first batch; None: `target` divided by the number of
                 replicas.
-            steps_per_epoch: The number of batches of an epoch; None if `fit` knows it.
+            steps_per_epoch: The number of batches of an epoch; None if `fit` knows this number.
 
         Raises:
             ValueError: If `epochs` is negative.
@@ -188,7 +188,7 @@ class LearningRateWarmup(keras.callbacks.Callback):
         self._warm_up_steps = 0
 
     def on_train_begin(self, logs: dict[str, object] | None = None) -> None:
-        """Reads the learning rate with which training begins."""
+        """Computes the first and the last learning rate, and the length of the warm-up."""
         steps = self._steps_per_epoch or (self.params or {}).get("steps")
         if steps is None:
             raise ValueError(

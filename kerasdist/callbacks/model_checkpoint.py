@@ -24,19 +24,22 @@ class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
 
     With ``save="async"`` training stops only while the model's state is copied to the memory of the
     host. A thread then writes the file that ``model.save`` or ``model.save_weights`` would have
-    written at that moment, first under another name, so that a file is complete at any time. One
-    file is written at a time: if a save is due while a file is being written, training waits for
-    that file. So there is only one copy of the state, whose memory is kept until `fit` ends.
+    written at that moment. The thread writes under a temporary name first, so that a file is
+    complete at any time. One file is written at a time: if a save is due while a file is being
+    written, training waits for that file. So there is only one copy of the state. Its memory is
+    kept until `fit` ends.
 
-    An error of the thread, such as a full disk, is raised in `fit`: after the next batch, at the
-    beginning or end of an epoch, by the next save, or at the end of training. Neither `fit` nor the
-    process ends before the last file is written. If `fit` ends with an error, it waits for the file
-    only if the model was made in a scope; for other models call `wait`.
+    If the thread fails, for example because the disk is full, `fit` raises the error: after the
+    next batch, at the beginning or end of an epoch, in the next save, or at the end of training.
+    Neither `fit` nor the process ends before the last file is written. If `fit` ends with an error,
+    `fit` waits for the file only if the model was made in a strategy's scope. For other models call
+    `wait`.
 
     In a job of several workers the chief writes; the other workers wait for the chief at the end of
     training.
 
-    With ``verbose=1``, Keras's message "finished saving" means that the copy was made.
+    With ``verbose=1``, Keras's message "finished saving" appears when the state has been copied,
+    not when the file is written.
 
     Example::
 
@@ -65,7 +68,7 @@ class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
             **options: Keyword arguments of Keras's callback.
 
         Raises:
-            ValueError: If an argument has a value without meaning.
+            ValueError: If an argument has an invalid value.
         """
         super().__init__(filepath, *arguments, **options)
         if save not in ("sync", "async"):
@@ -168,7 +171,7 @@ class BackgroundFile:
 
     def write(self, snapshot: keras_compat.Snapshot, path: str) -> None:
         """Starts to write a file; `wait` must have been called before."""
-        atexit.register(self.settle)  # this runs after the end of all threads
+        atexit.register(self.settle)  # Python calls it after the thread has ended
         threads = ThreadPoolExecutor(1, "kerasdist-checkpoint")
         self._writing = threads.submit(_write, snapshot, path)
         threads.shutdown(wait=False)
@@ -201,7 +204,7 @@ class BackgroundFile:
     def _outcome(self) -> BaseException | None:
         if self._writing is None:
             return None
-        failed = self._writing.exception()  # this waits, but an interrupt may end the wait
+        failed = self._writing.exception()  # waits; if interrupted, `_writing` stays set
         self._writing = None
         atexit.unregister(self.settle)
         return failed
@@ -214,23 +217,23 @@ def _write(snapshot: keras_compat.Snapshot, path: str) -> None:
 
 @final
 class SavingModel:
-    """Takes the place of a model in Keras's callback: calls of its save methods go to `save`.
+    """Stands for a model in Keras's ModelCheckpoint; redirects its save methods to a function.
 
     Attributes:
         saved: The original model.
     """
 
     def __init__(self, model: Any, save: Callable[..., None]) -> None:
-        """Stores `save`, which is called with the model's own method and the call's arguments."""
+        """Stores `save`, to call it with a save method of the model and the call's arguments."""
         self.saved = model
         self._save = save
 
     def save(self, filepath: object, *args: object, **kwargs: object) -> None:
-        """Calls `save` with the model's own `save`."""
+        """Passes the call on, with the model's own method `save`."""
         self._save(self.saved.save, filepath, *args, **kwargs)
 
     def save_weights(self, filepath: object, *args: object, **kwargs: object) -> None:
-        """Calls `save` with the model's own `save_weights`."""
+        """Passes the call on, with the model's own method `save_weights`."""
         self._save(self.saved.save_weights, filepath, *args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:

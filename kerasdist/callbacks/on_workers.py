@@ -1,4 +1,4 @@
-"""Keras's callbacks in `fit` on many workers: on the chief if they write, else on all workers.
+"""Prepares callbacks for `fit` on many workers: those that write files run only on the chief.
 
 On every worker the logs are computed from the global batch, so callbacks that decide by the logs
 decide equally. Workers vote on ``stop_training``, which a single worker may set.
@@ -55,7 +55,7 @@ _WRITERS = (
 
 
 def prepare(given: dict[str, Any], replicas: ReplicaSet) -> None:
-    """Wraps the callbacks of a `fit` for this worker; adds a `Meter` if a callback reads one."""
+    """Wraps the callbacks of a call of `fit`; adds a `Meter` if something is to be measured."""
     callbacks = given["callbacks"]
     own = keras_compat.callbacks_of(callbacks)
     listed = _ordered(own, replicas, given)
@@ -86,7 +86,7 @@ def prepare(given: dict[str, Any], replicas: ReplicaSet) -> None:
 
 
 def positions_of(given: Mapping[str, Any]) -> tuple[Position | None, Position | None]:
-    """Returns the positions in training and validation data, or None without backups."""
+    """Returns the positions in training and validation data; None for both without backups."""
     callbacks = keras_compat.callbacks_of(given["callbacks"])
     backups = [one for one in callbacks if isinstance(one, BackupAndRestore)]
     if not backups:
@@ -196,7 +196,7 @@ def _replacing(save: Callable[..., None], filepath: Any, *args: object, **kwargs
 
 
 def _aside(save: Callable[..., None], filepath: Any, *args: object, **kwargs: object) -> None:
-    """Takes part in the collectives of the chief's reads of a model, and drops the values."""
+    """Saves to a temporary folder, because the chief's save needs collectives of all workers."""
     with tempfile.TemporaryDirectory() as folder:
         _replacing(save, Path(folder, Path(filepath).name), *args, **kwargs)
 

@@ -31,15 +31,15 @@ _CLOCK = "kerasdist clock"
 _MARK = re.compile(rf"{_CLOCK} (\d+)")
 
 _ROUNDS = 11
-"""How often the workers read their clocks together."""
+"""After how many exchanges the workers read their clocks, to compare the clocks."""
 
 STEPS = "steps of fit"
-"""The name of the row that shows where each step ended on the host."""
+"""The name of the trace's row that shows when each step ended on the host."""
 
 
 @final
 class Profile(keras.callbacks.Callback):
-    """Starts and stops the framework's profiler; writes its events, timed by the chief's clock."""
+    """Runs the framework's profiler, and writes its events with the times of the chief's clock."""
 
     def __init__(self, steps: ProfiledSteps, meter: metering.Meter, replicas: ReplicaSet) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class Profile(keras.callbacks.Callback):
         self._replicas = replicas
         self._profiler = registry.current().profiler()
         self._folder: tempfile.TemporaryDirectory[str] | None = None
-        self._ends: list[tuple[int, int]] = []  # numbers of steps, and times in nanoseconds
+        self._ends: list[tuple[int, int]] = []  # each step's number and end (ns)
         self._is_done = False
         meter.watch(self._watch)
 
@@ -131,7 +131,7 @@ def aligned(events: Iterable[Event], offset: float) -> list[Event]:
 
 
 def _steps(ends: list[tuple[int, int]], offset: float) -> list[Event]:
-    """Returns an event in a row of its own for each step, or for each call of several steps."""
+    """Returns the events of the row `STEPS`: one for each step, or each call of several steps."""
     row = {"pid": STEPS, "tid": 0}
     events: list[Event] = []
     for (_, begin), (number, end) in itertools.pairwise(ends):
@@ -157,11 +157,12 @@ class Offset:
 def offset_of_clock(job: Job | None) -> Offset:
     """Measures the offset of this worker's clock. All workers must call this function.
 
-    Workers on one machine share a clock. Other workers make several exchanges. At the end of each
-    exchange, the coordinator sends a message to all workers at once, and each worker reads its
-    clock when the message comes. The offset is the median of the clocks' differences. Its error is
-    the difference between the message's travel times to the two workers, which is less than the
-    network's latency.
+    If all workers are on one machine, they share a clock. Otherwise they make several exchanges. At
+    the end of each exchange, the coordinator sends a message to all workers at once, and each
+    worker reads its clock when the message comes. The offset is the median of the differences
+    between this worker's clock and the chief's. The error of a difference is the difference between
+    the message's travel times to this worker and to the chief, which is less than the network's
+    latency.
     """
     if job is None or not any(job.compare_objects("machines", platform.node())):
         return Offset(0.0, 0.0)
@@ -174,7 +175,7 @@ def offset_of_clock(job: Job | None) -> Offset:
 
 
 def offset_of_stamps(own: list[int], chiefs: list[int]) -> Offset:
-    """Returns the offset, from the times (ns) at which two workers left each of the exchanges."""
+    """Returns the offset, given the times (ns) at which two workers ended each exchange."""
     differences = sorted((mine - theirs) / 1e3 for mine, theirs in zip(own, chiefs, strict=True))
     quarter = len(differences) // 4
     spread = differences[-1 - quarter] - differences[quarter]

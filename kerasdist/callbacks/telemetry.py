@@ -1,4 +1,4 @@
-"""Callbacks that read a meter: for files (`Telemetry`), the launcher (`Progress`) and `Bench`."""
+"""Callbacks that report how fast training is: to files, to the launcher, and for benchmarks."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from kerasdist.api.strategy import Strategy
 
 SCHEMA = 2
-"""The version of the lines' format; it grows when a field is added, removed or changed."""
+"""The version of the JSON lines' format, raised when a field is added, removed or changed."""
 
 _SECONDS = 1.0
 """The seconds of training between two reports to the launcher."""
@@ -75,19 +75,19 @@ class Telemetry(keras.callbacks.Callback):
     What is measured depends on the backend:
 
     - ``data`` is the time in which Keras's loop waits for the next batch, including the time to
-      divide and to send it. On TensorFlow the graph measures this time; under `OneDeviceStrategy`
-      it is not measured.
+      divide the batch and to send it to the devices. On TensorFlow the graph measures this time,
+      except under `OneDeviceStrategy`, where it is not measured.
     - ``collectives`` is measured on PyTorch with several workers on CPUs: it is the time in which
-      the host waits for the others, without the time that overlaps with the backward pass. On JAX
-      and TensorFlow collectives are a part of the compiled step, and on GPUs they run
+      the host waits for other workers, without the time that overlaps with the backward pass. On
+      JAX and TensorFlow collectives are a part of the compiled step, and on GPUs they run
       asynchronously to the host. In these cases a profile shows the collectives (``kerasdist run
       --profile``).
     - The time of a step is measured on the host. If the host runs ahead of the device (JAX, all
       GPUs), the time of a single step only shows how long it takes to start the step. So
       ``step_ms`` then uses the means of eight steps.
 
-    Measuring never waits for a device, and workers do not wait for each other except at the end of
-    an epoch, when they wait without this callback, too. All workers must have the callback.
+    Measuring never waits for a device. Workers wait for each other only at the end of an epoch, as
+    they also do without this callback. All workers must have the callback.
 
     Example::
 
@@ -109,7 +109,7 @@ class Telemetry(keras.callbacks.Callback):
 
         Raises:
             ValueError: If `every` is not positive.
-            UnsupportedError: If TensorBoard is wanted but not installed; at the start of `fit`, if
+            UnsupportedError: If TensorBoard is wanted but not installed. `fit` raises this error if
                 the model was made outside of a strategy's scope.
         """
         super().__init__()
@@ -187,7 +187,7 @@ class Telemetry(keras.callbacks.Callback):
         """Closes the files."""
         for file in (self._lines, self._events):
             if file is not None:
-                with contextlib.suppress(OSError):  # the disk is full; `_write` has warned
+                with contextlib.suppress(OSError):  # if the disk is full, `_write` has warned
                     file.close()
         self._lines = self._events = self._meter = self._replicas = None
 
@@ -221,13 +221,13 @@ class Telemetry(keras.callbacks.Callback):
 
 
 def flops_of_fit(meter: Meter, model: keras.Model, replicas: ReplicaSet) -> Flops:
-    """Returns the result of `flops_of`, counted only once for all readers of a call's meter."""
+    """Returns the result of `flops_of`; the meter stores it, so that it is computed only once."""
     meter.flops = meter.flops or flops_of(model, replicas)
     return meter.flops
 
 
 def flops_of(model: keras.Model, replicas: ReplicaSet) -> Flops:
-    """Returns the operations of a model's step and its devices' peak rate; None if unknown."""
+    """Returns a training step's operations and the peak rate of all devices; None if unknown."""
     kind = replicas.device_kind()
     chip = None if kind is None else chip_of(kind)
     if chip is None:
@@ -239,7 +239,7 @@ def flops_of(model: keras.Model, replicas: ReplicaSet) -> Flops:
     try:
         inputs = keras_compat.shapes_of_example(model)
         forward = registry.current().count_flops(model.stateless_call, *shapes, *inputs)
-    except Exception:  # noqa: BLE001  a call that needs values, or inputs of any length
+    except Exception:  # noqa: BLE001  a model that needs values, or inputs without fixed shapes
         return Flops(peak=peak)
     return Flops(None if forward is None else 3 * forward, peak)
 
@@ -326,7 +326,7 @@ class Progress(keras.callbacks.Callback):
         self._steps_before = 0
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, object] | None = None) -> None:
-        """Reports the epoch; in the first epoch, first counts the operations of a step."""
+        """Reports the number of the epoch; in the first epoch, first counts a step's operations."""
         self._flops = flops_of_fit(self._meter, keras_compat.model_of(self), self._replicas)
         given = self.params or {}
         self._steps_before = self._meter.steps
@@ -358,7 +358,7 @@ class Progress(keras.callbacks.Callback):
                 "mfu": self._flops.utilization(figures),
                 **_times_of_worker(figures),
             }
-        # Reading logs waits for the step that they belong to, so it is done only once a second.
+        # Reading a step's logs waits for the step, so the logs are read only for a report.
         loss = keras_compat.numbers_of(logs or self._meter.logs).get("loss")
         if loss is not None:
             self._report_of_fit["loss"] = loss
@@ -375,9 +375,9 @@ class Progress(keras.callbacks.Callback):
 
 @final
 class Bench(keras.callbacks.Callback):
-    """Measures the epochs of a `fit`, and a sum as large as its gradients, for `kerasdist bench`.
+    """For `kerasdist bench`, measures epochs of `fit`, and an all-reduce as large as the gradients.
 
-    The callback has no methods for batches, because with them each step would wait for its logs.
+    The callback has no methods for batches: if it had any, each step would wait for its logs.
     """
 
     def __init__(self, meter: Meter) -> None:
@@ -387,7 +387,7 @@ class Bench(keras.callbacks.Callback):
         self._epochs: list[Figures] = []
 
     def on_epoch_end(self, epoch: int, logs: dict[str, object] | None = None) -> None:
-        """Stores the epoch's measurements; Keras has read the logs, which waits for all steps."""
+        """Stores the epoch's measurements, after all steps: Keras has already read their logs."""
         self._epochs.append(self._window.take())
 
     def on_train_end(self, logs: dict[str, object] | None = None) -> None:
@@ -419,7 +419,7 @@ class Bench(keras.callbacks.Callback):
 
 
 def all_reduce(strategy: Strategy, count: int) -> AllReduce:
-    """Measures the sum of an array of `count` float32 over all replicas.
+    """Measures how long it takes to sum an array of `count` float32 values over all replicas.
 
     All workers must call this function.
     """

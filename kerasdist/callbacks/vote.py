@@ -34,12 +34,12 @@ class Vote(Callback):
     worker asks for a vote. Workers can ask only in two cases: one of them has a user-defined
     callback that acts on batches, or a worker may be preempted. Keras's own callbacks need no vote,
     because they decide by the logs, which are equal on all workers. If all workers want to stop,
-    they stop at once; otherwise they stop after the next batch, which another worker may have
-    begun.
+    they stop at once. If only some want to stop, all workers stop after the next batch, because a
+    worker may already have begun that batch.
 
-    With each vote the workers compare which variables are trainable. If a user-defined callback
-    acts at the beginning of an epoch, the workers also compare then. Workers that train different
-    weights would wait forever for each other's gradients.
+    With each vote the workers compare which variables are trainable. They also compare this when an
+    epoch begins, if a user-defined callback acts at that time. Without this comparison, workers
+    that train different weights would wait forever for each other's gradients.
     """
 
     def __init__(
@@ -49,13 +49,13 @@ class Vote(Callback):
         super().__init__()
         self._job = job
         self._epoch = 0
-        self._wanted_to_stop = False  # when workers could last vote
+        self._wanted_to_stop = False  # whether a worker wanted to stop after an earlier batch
         self._backups = [one for one in backups if one.listens]
         job.assert_equal(
             "callbacks", {"number of BackupAndRestore that listen": len(self._backups)}
         )
         self._variables: list[keras.Variable] = []
-        self._compared: list[bool] = []  # the trainable variables at the last comparison
+        self._compared: list[bool] = []  # which variables were trainable at the last comparison
         own = [
             bool(self._backups)
             or any(_acts_on(one, keras_compat.TRAIN_BATCH_EVENTS) for one in others),
@@ -64,8 +64,8 @@ class Vote(Callback):
         ]
         everyone = job.all_gather_object("callbacks that look at batches", own)
         looks, self._compares_first, before = map(any, zip(*everyone, strict=True))
-        # The methods are set only if needed: Keras runs callbacks in another thread if none has
-        # methods for batches.
+        # The methods are set only if needed, because Keras can run callbacks in another thread only
+        # if none of them has methods for batches.
         if looks:
             self.on_train_batch_end = self._after_batch
         if before:
@@ -81,7 +81,7 @@ class Vote(Callback):
     def on_epoch_end(self, epoch: int, logs: dict[str, object] | None = None) -> None:
         """Votes. All workers must call this method."""
         wants = keras_compat.model_of(self).stop_training or self._wanted_to_stop
-        self._job.meets_here(wants=False)  # all workers come here in any case
+        self._job.meets_here(wants=False)  # all workers vote here, whatever this returns
         stops, *_ = self._vote(f"end of epoch {epoch + 1}", [wants], epoch + 1, 0)
         keras_compat.model_of(self).stop_training = any(stops)
 
@@ -104,9 +104,9 @@ class Vote(Callback):
     def _meets(self, label: str, *, wants: bool = False) -> bool:
         """Returns whether all workers meet here, because one of them has asked for it.
 
-        A worker asks if it `wants` to, or if the set of its trainable variables has changed. If
-        only this worker's set has changed, this worker must raise an error, because the other
-        workers continue to train.
+        A worker asks if it `wants` to meet, or if the set of its trainable variables has changed.
+        If this set has changed but the workers do not meet here, the method raises an error,
+        because another worker has already passed this point and trains on.
         """
         before, now = self._compared, self._trainable()
         meets = self._job.meets_here(wants or now != before)
@@ -124,7 +124,10 @@ class Vote(Callback):
     def _vote(
         self, label: str, own: list[bool], epoch: int, batches: int
     ) -> list[tuple[bool, ...]]:
-        """Returns all workers' values of each of `own`; if a worker must leave, all of them do."""
+        """Returns all workers' values for each item of `own`; if a worker is preempted, all leave.
+
+        All workers must call this method.
+        """
         asked = [backup.asked_to_leave for backup in self._backups]
         everyone = list(zip(*self._gather(label, [*own, *asked]), strict=True))
         for backup, leaves in zip(self._backups, everyone[len(own) :], strict=True):
@@ -162,10 +165,10 @@ def _acts_on(callback: Callback, events: tuple[str, ...]) -> bool:
 class InSync(Callback):
     """Compares the weights of all workers at the end of each epoch, by checksums.
 
-    The callback also compares the sizes of the batches. If each worker itself shuffles arrays
-    (`shuffles`), it also compares the states of the random generators that draw the order, because
-    a callback of one worker may have drawn from them. This callback runs after the callbacks that
-    may change weights, and before the callbacks that save backups.
+    The callback also compares the sizes of the batches. If each worker shuffles arrays by itself
+    (`shuffles`), the callback also compares the states of the random generators that determine the
+    order, because code on a single worker may have used these generators. This callback runs after
+    the callbacks that may change weights, and before the callbacks that save backups.
     """
 
     def __init__(self, replicas: ReplicaSet, job: Job, *, shuffles: bool = False) -> None:
@@ -175,7 +178,7 @@ class InSync(Callback):
         self._shuffles = shuffles
 
     def on_train_begin(self, logs: dict[str, object] | None = None) -> None:
-        """Forgets the batches of earlier calls."""
+        """Forgets the batches of earlier calls of `fit`."""
         self._replicas.first_batches.history.clear()
         self._job.report_batches(self._replicas.first_batches.history.report)
 

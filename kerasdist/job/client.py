@@ -36,7 +36,7 @@ _FIRST_WAIT, _LONGEST_WAIT = 3.0, 30.0
 
 @final
 class Client:
-    """A worker's connection to the chief, with two threads that listen and send signs of life.
+    """A worker's connection to the chief. One thread listens, and another sends signs of life.
 
     Attributes:
         facts: The facts that this worker sent about itself when it joined.
@@ -46,14 +46,14 @@ class Client:
         failure: The error that ended the job, None as long as the job goes on.
         address: This worker's ``host:port`` for the framework's own connections.
         step: How many steps this worker has begun that need the other workers.
-        place: The running call that needs the other workers; empty outside of such a call.
+        place: The name of the running call, if it needs the other workers; otherwise empty.
         entered: How often this worker has entered a call that needs the other workers.
         failure_kind: Why the job ended, such as ``"interrupted"`` for a worker's Ctrl-C, or ``"left
             early"`` for a script that ended before the others'; empty as long as the job goes on.
-        report: A function that returns the report on this worker's batches; another thread calls
-            it.
-        last_collectives: A function that returns the last recorded collectives; another thread
-            calls it.
+        report: A function that returns the report on this worker's batches. The thread that sends
+            signs of life calls this function.
+        last_collectives: A function that returns the last recorded collectives. The same thread
+            calls this function.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Client:
         self._results: dict[tuple[str, int], list[Any]] = {}
         self._saves: Counter[tuple[int, str]] = Counter()  # the number of saves by step and path
         self._next_place = 0  # how many possible meeting places this worker has passed
-        self._is_asked = False  # whether the coordinator asks where to meet
+        self._is_asked = False  # whether some worker has asked for the next meeting
         self._meeting_place: int | None = None
         self.closed = False
         self._sending = threading.Lock()
@@ -107,7 +107,7 @@ class Client:
         return self._result(channel, number)
 
     def meets_here(self, wants: bool) -> bool:
-        """Returns whether all workers meet now, at one of the places at which they may meet.
+        """Returns whether all workers meet at this call; each call is a place where they may meet.
 
         As long as no worker `wants` to meet, nothing is sent. Otherwise all workers meet at the
         first place that no worker has passed yet.
@@ -147,9 +147,10 @@ class Client:
             return self._results.pop(key)
 
     def _wait_for(self, has_come: Callable[[], bool]) -> None:
-        """Waits for a message; raises the error that ends the job before the message has come.
+        """Waits for a message; raises the job's error if the job ends before the message comes.
 
-        The coordinator ends this wait by its time-out. If the coordinator is lost, `_beat` ends it.
+        This wait has no time-out of its own. The coordinator's time-out ends the job, and so the
+        wait. If the coordinator is lost, `_beat` ends the wait.
         """
         self._changed.wait_for(lambda: has_come() or self.failure is not None)
         if self.failure is not None and not has_come():

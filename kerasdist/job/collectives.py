@@ -1,8 +1,8 @@
 """Records and compares the collectives that workers issue, if ``KERASDIST_DEBUG_COLLECTIVES=1``.
 
 All workers must issue the same collectives in the same order. A collective that is combined with a
-different one hangs, or silently gives wrong numbers. A backend records each collective when it
-starts it, in any thread. Workers then compare digests of what they have recorded.
+different one hangs, or silently gives wrong numbers. A backend records each collective just before
+it starts, in any thread. Workers then compare digests of what they have recorded.
 """
 
 from __future__ import annotations
@@ -22,7 +22,11 @@ from kerasdist.errors import JobError
 VARIABLE = "KERASDIST_DEBUG_COLLECTIVES"
 
 STEPS = 50
-"""Workers compare collectives after this many steps, and after epochs, calls and scripts."""
+"""Workers compare collectives after this many steps.
+
+They also do so at the end of each epoch, of each call of `fit`, `evaluate` or `predict`, and of the
+script.
+"""
 
 # How many of its last collectives a worker reports.
 _REPORTED = 3
@@ -54,7 +58,7 @@ def log_if_wanted(environ: Mapping[str, str] = os.environ) -> CollectiveLog | No
 
 @final
 class CollectiveLog:
-    """The collectives that this worker has issued since workers last compared theirs.
+    """The collectives that this worker has issued since workers last compared collectives.
 
     Attributes:
         taken: How many collectives the workers have already compared.
@@ -93,7 +97,7 @@ class CollectiveLog:
         return [f"number {first + index}: {entry}" for index, entry in enumerate(entries)]
 
     def take(self) -> tuple[int, list[str]]:
-        """Returns how many collectives were taken before, and the collectives since then."""
+        """Returns how many collectives were compared earlier, and the collectives since then."""
         with self._lock:
             before, entries = self.taken, self._entries
             self.taken, self._entries = before + len(entries), []
@@ -106,7 +110,7 @@ def described(kind: str, what: str) -> str:
 
 
 def code_here() -> str:
-    """Returns the calling code: the function of kerasdist and the line of the user."""
+    """Returns where this call comes from: the function of kerasdist, and the user's line."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename == __file__:
         frame = frame.f_back

@@ -1,6 +1,6 @@
-"""Comparison between workers: facts as JSON, their digests and differences, and batch sizes.
+"""Compares facts and the shapes of batches between workers, and describes differences.
 
-No step waits for the comparison of sizes, because heartbeats carry the sizes to the chief.
+No step waits for the comparison of batches, because heartbeats carry the shapes to the chief.
 """
 
 from __future__ import annotations
@@ -49,8 +49,9 @@ def described_difference(
 
     Args:
         everyone: The facts, of at least two workers.
-        workers: The ranks of the workers that have each of these facts; after these, the ranks of
-            workers whose facts are not known may follow. None: each worker has its own facts.
+        workers: For each item of `everyone`, the ranks of the workers that have these facts. More
+            lists may follow, with the ranks of workers whose facts are not known. None: there is
+            one item for each worker, by rank.
     """
     workers = [[rank] for rank in range(len(everyone))] if workers is None else workers
     flat = [dict(_leaves(facts)) for facts in everyone]
@@ -60,7 +61,7 @@ def described_difference(
     have = groups(
         (rank, value) for value, ranks in zip(values, workers, strict=False) for rank in ranks
     )
-    # If there is no majority, the value of the lowest rank counts as the majority.
+    # If several values are equally frequent, `max` returns the value of the lowest rank.
     most = max(have, key=lambda value: len(have[value]))
     shown = [*[value for value in have if value != most][:NAMED], most]
     said = ", ".join(f"{_shown(value)} on {named_workers(have[value])}" for value in shown)
@@ -72,7 +73,7 @@ def described_difference(
 
 
 def first_of(items: Sequence[str], most: int = NAMED) -> str:
-    """Returns the first items in words, and how many others there are."""
+    """Returns the first items as one text, and how many others there are."""
     more = f"; and {len(items) - most} others" if len(items) > most else ""
     return "; ".join(items[:most]) + more
 
@@ -119,14 +120,14 @@ def _shown(text: str) -> str:
 
 @final
 class BatchHistory:
-    """The forms (shapes and types) of the batches since workers last compared them.
+    """The forms (shapes and types) of the batches since workers last compared batches.
 
     `add` compares a form only with the form of the step before. Another thread may call `report` at
     any time.
 
     Args:
-        count_begun: A function that returns how many batches all steps so far have read, if a step
-            is added when it ends; None if a step is added when it begins.
+        count_begun: None if `add` is called when a step begins. If `add` is called only when a step
+            ends: a function that returns how many batches have been read so far.
     """
 
     def __init__(self, count_begun: Callable[[], int] | None = None) -> None:
@@ -149,7 +150,7 @@ class BatchHistory:
     def report(self) -> dict[str, Any]:
         """Returns the forms as JSON, with the number of earlier calls of `clear`."""
         stretch = self._stretch
-        ended = stretch.ended  # read first, so that no step is missing
+        ended = stretch.ended  # read before `steps`: if it is True, `steps` counts all steps
         steps, changes = stretch.steps, stretch.changes[:]
         begun = steps if self._count_begun is None else self._count_begun() - stretch.begun_before
         found = {"stretch": stretch.number, "steps": steps, "begun": begun, "changes": changes}
@@ -179,8 +180,9 @@ Report = Mapping[str, Any]
 """A worker's report on its batches, as JSON; `check_report` checks its form."""
 
 # A difference ends the job only after this many further steps. If the epoch ends before that, the
-# comparison at its end raises an error, which a script can handle. Workers that wait for each other
-# in collectives of different programs never come to the epoch's end, so the job must be ended.
+# comparison at the end of the epoch raises an error, which a script can handle. But workers may
+# wait for each other in collectives of different programs, and never come to the end of the epoch.
+# So the coordinator then ends the job.
 STEPS_BEYOND = 20
 
 # A worker whose batches change their form more often than this is compared only at the epoch's end.

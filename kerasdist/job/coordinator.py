@@ -4,8 +4,9 @@ The coordinator runs in a thread of the chief. Each worker, including the chief,
 to the coordinator (see `kerasdist.job.client`).
 
 The cost of a message does not depend on the number of workers. Work that looks at all workers is
-done once a second, in `_patrol`, or once per exchange, when its last worker has come. Time is
-counted in ticks of this process: while the process is suspended, no time-out passes.
+done once a second, in `_patrol`, or once per exchange, when the last worker has come to the
+exchange. Time is counted in ticks of this process: while the process is suspended, no time-out
+passes.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ from kerasdist.job.protocol import Facts, Timeouts
 
 CHIEF = 0
 MAIN = "main"
-"""The channel of the script's own thread."""
+"""The channel of the exchanges that a script makes while it runs."""
 
-# The name of the exchange to which all workers come at the end of the script.
+# The channel of the exchange to which all workers come at the end of the script.
 LEAVING = "leaving"
 
 
-# How long the chief waits before it ends: its end would discard messages that are not read yet.
+# How long the chief waits before its process ends, so that the other workers can read its messages.
 _DELIVERY_SECONDS = 0.3
 
 # The errors that a malformed message causes.
@@ -58,11 +59,12 @@ class Member:
         facts: The facts that the worker sent when it joined.
         heard: The time of the worker's last sign of life.
         step: How many steps the worker has begun.
-        place: The running call that needs the other workers; empty outside of such a call.
+        place: The name of the running call, if it needs the other workers; otherwise empty.
         entered: How often the worker has entered a call that needs the other workers.
         moved: The time at which `step`, `place` or `entered` last changed.
         left: Whether the worker has left the job.
-        batches: The worker's batches since the last comparison; None if it reports no batches.
+        batches: The worker's report on its batches since the last comparison; None if there is
+            none.
         collectives: The last collectives that the worker has recorded.
     """
 
@@ -118,7 +120,7 @@ class Meeting:
         self.sent[rank] = self.texts.setdefault(text, text)
 
     def answer(self, channel: str, number: int, workers: int) -> bytes:
-        """Returns the message to the workers: each value once, and which workers sent it.
+        """Returns the message to the workers: each value once, and which workers sent the value.
 
         ``runs`` has, in the order of ranks, the index of a value and how many workers in a row sent
         it.
@@ -132,14 +134,14 @@ class Meeting:
         return protocol.packed({"type": "met", **kept})
 
 
-# The coordinator keeps the files of this number of steps.
+# For how many steps the coordinator remembers which files the chief has written.
 _KEPT_STEPS = 1000
 
 
 @final
 @dataclass(frozen=True)
 class Save:
-    """A worker that is about to save a file, and asks whether the chief has written that file.
+    """The question of a worker that is about to save a file: whether the chief has written it.
 
     The worker cannot know whether the chief saves too, because a script may let one worker save.
 
@@ -148,8 +150,8 @@ class Save:
         number: The number of the worker's question.
         step: How many steps the worker had begun.
         path: The path of the file.
-        occurrence: How often the worker has saved to that path in that step before.
-        index: How often the worker has saved to any path in that step before.
+        occurrence: How many earlier saves to this path the worker has made in this step.
+        index: How many earlier saves to any path the worker has made in this step.
         since: The time at which the worker began to wait.
     """
 
@@ -176,11 +178,11 @@ class Coordinator:
         # By step and path: the outcomes of the files that the chief has written.
         self._written: dict[int, dict[str, list[Facts]]] = {}
         self._waiting: list[Save] = []
-        # the workers' answers by rank, while the coordinator asks for their next places
+        # By rank, while the coordinator asks for them: the next place where a worker may meet.
         self._next_places: dict[int, int] | None = None
         self._failed = False
         self._left = 0
-        # The seconds in which this process ran, up to the last patrol.
+        # How many seconds this process had run at the last patrol, without suspensions.
         self._now = 0.0
         self._ended = threading.Event()
         self._told = threading.Event()
@@ -316,7 +318,11 @@ class Coordinator:
                 self._answer_waiting()
 
     def _add_next_place(self, member: Member, place: Any) -> None:
-        """Adds an answer; after the last, all meet at the first place that none has passed."""
+        """Stores the next place where a worker may meet.
+
+        After the last worker's answer, tells all workers to meet at the first place that no worker
+        has passed.
+        """
         if type(place) is not int or self._next_places is None:
             raise TypeError(f"place={place!r}")
         self._next_places[member.rank] = place
@@ -420,7 +426,7 @@ class Coordinator:
             self._ended.set()
 
     def _patrol(self) -> None:
-        """Checks all workers; called at each interval while this process runs."""
+        """Checks all workers; called once in each interval between two signs of life."""
         self._now += self._timeouts.beat
         now, limits = self._now, self._timeouts
         self._tell_all({"type": "beat"})
@@ -475,7 +481,7 @@ class Coordinator:
         )
 
     def _check_batches(self) -> None:
-        """Fails the job if workers train on batches of different sizes."""
+        """Fails the job if workers train on batches of different shapes, types or numbers."""
         members = [self._members[rank] for rank in range(self._workers)]
         begun = max(one.moved for one in members)
         idle = self._now - begun > self._timeouts.heartbeat

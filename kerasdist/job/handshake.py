@@ -91,7 +91,7 @@ _CHIEF, _WORKER = "kerasdist chief", "kerasdist worker"
 
 
 class RefusedError(Exception):
-    """The chief refuses a peer, although it speaks kerasdist's protocol; the text says why."""
+    """The chief refuses a peer that speaks kerasdist's protocol; the error's text says why."""
 
 
 def challenge(mine: Credentials) -> Message:
@@ -148,11 +148,12 @@ def check_proof(asked: Message, answered: Message, proof: object, mine: Credenti
 
 
 def introduced(host: str, port: int, mine: Credentials, wait: float) -> socket.socket:
-    """Returns a connection to the chief, after both have proved that they belong to the job."""
+    """Returns a connection to the chief, after both sides have proved their membership."""
     connection = socket.create_connection((host, port), timeout=5)
     try:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        # The port of a starting chief may be open before the chief accepts connections.
+        # The port of a starting chief may be open before the chief accepts connections, so it may
+        # take longer until the chief's first message comes.
         connection.settimeout(wait)
         asked = protocol.receive(connection, MAX_BYTES)
         answered = answer(asked, mine)
@@ -187,7 +188,8 @@ def _checked(message: object, kind: str, fields: dict[str, type]) -> Message:
     return message
 
 
-# The most connections without a proof; a further connection closes the oldest of them.
+# The most connections that have not yet proved to be of this job. If more come, the oldest of these
+# is closed.
 _MOST_STRANGERS = 64
 
 _REPORTED_AT_ONCE = 5
@@ -227,7 +229,7 @@ class Gate:
         except TimeoutError:
             self._report(writer, f"it proved nothing within {SECONDS:g} s")
         except (asyncio.IncompleteReadError, ConnectionResetError, BrokenPipeError):
-            pass  # a worker leaves in this way before it tries again
+            pass  # a worker closes its connection before it tries again
         except (OSError, ValueError) as error:
             self._report(writer, str(error))
         else:

@@ -3,7 +3,7 @@
 Most of the time that a worker takes to end is the shutdown of the interpreter, which unloads the
 framework's modules: 1 to 2 s on an idle machine, 6 s on a busy one (measured with TensorFlow and
 PyTorch, two workers). During the shutdown no Python thread runs that could end the process sooner,
-so a timer of the kernel does it.
+so a timer of the kernel ends the process.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from typing import NoReturn, final
 from kerasdist.core.user_warnings import LIBRARIES, PACKAGE
 from kerasdist.errors import JobError
 
-# The reason for leaving the job that an interrupted worker reports.
+# An interrupted worker tells the coordinator this text as its reason for leaving the job.
 CTRL_C = "Ctrl-C"
 
-# The seconds in which an interrupted worker must end, and those for the interpreter's shutdown.
+# How many seconds an interrupted worker may take to end, and how many Python's shutdown may take.
 SECONDS = 2.0
 _INTERPRETER_SECONDS = 1.0
 
@@ -37,12 +37,12 @@ _ELSEWHERE = ("<", *LIBRARIES)
 
 @final
 class DroppedInterrupts:
-    """Raises an interrupt again if it came while the main thread ran code that drops errors.
+    """Raises a KeyboardInterrupt again if the code that it interrupted has dropped it.
 
-    Callbacks of the garbage collector drop errors (JAX has one, and Keras imports JAX), and so do
-    conversions in the C++ code of JAX and NumPy. An interrupt was dropped if it came in a call of
-    Keras or kerasdist, and that call continues or returns. If it came in user code inside of that
-    call, that code may have caught it deliberately.
+    Errors are dropped in callbacks of the garbage collector (JAX has one, and Keras imports JAX),
+    and in conversions in the C++ code of JAX and NumPy. An interrupt was dropped if it came in a
+    call of Keras or kerasdist, and that call continues or returns. An interrupt that came in user
+    code inside of that call is not raised again, because the code may have caught it deliberately.
     """
 
     def __init__(self, is_in_a_call: Callable[[], bool]) -> None:
@@ -56,7 +56,7 @@ class DroppedInterrupts:
             signal.signal(signal.SIGINT, self._handle)
 
     def raise_again(self) -> None:
-        """Raises a dropped interrupt. The main thread calls this during and after watched calls."""
+        """Raises a dropped interrupt; called in the main thread, at each step and after a call."""
         if self._dropped:
             self._dropped = False
             raise KeyboardInterrupt
@@ -86,7 +86,7 @@ def _is_in_users_code(frame: FrameType | None) -> bool:
 
 
 def interrupt_behind(error: BaseException) -> KeyboardInterrupt | None:
-    """Returns the interrupt that an error is, or is caused by; None if there is none."""
+    """Returns the KeyboardInterrupt among an error and its causes; None if there is none."""
     seen: set[int] = set()
     behind: BaseException | None = error
     while behind is not None and id(behind) not in seen:
@@ -100,7 +100,8 @@ def interrupt_behind(error: BaseException) -> KeyboardInterrupt | None:
 def described(interrupt: KeyboardInterrupt, error: BaseException) -> str:
     """Returns one line about an interrupt: where it came, and the error that followed from it."""
     said = "interrupted (Ctrl-C)"
-    # An interrupt that a framework turns into another error does not pass through user code.
+    # If a framework turns the interrupt into another error, only the traceback of that error
+    # contains user code.
     traces = (traceback.extract_tb(one.__traceback__) for one in (interrupt, error))
     said += next(filter(None, map(_place, traces)), "")
     if error is not interrupt:
@@ -130,7 +131,7 @@ def limit(seconds: float = SECONDS) -> None:
 
 
 def limit_interpreter() -> None:
-    """Flushes the files that the script left open, and limits how long Python may take to exit."""
+    """Flushes the files that the script left open, and limits the time of Python's shutdown."""
     for thing in gc.get_objects():
         if type(thing) in (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom):
             # a stream may be closed, or its reader has ended

@@ -44,7 +44,7 @@ class Job:
     collectives.
 
     Attributes:
-        membership: This process's place in the job.
+        membership: The rank of this process, the number of workers, and their addresses.
         rank: This worker's number, 0 for the chief.
         num_workers: How many workers there are.
         who: The name of this worker in messages, such as ``[worker 0/2]``.
@@ -77,7 +77,7 @@ class Job:
                 _warn_of_open_network(membership, host, port)
             self._coordinator = Coordinator(host, port, membership.num_workers, timeouts, known)
         else:
-            # Gloo opens a connection, which is a file, to every other worker.
+            # Gloo opens a connection to every other worker, and each one counts as an open file.
             raise_file_limit(membership.num_workers)
         self._port = None if membership.addresses else HeldPort(loopback=is_loopback(host))
         facts_of_this = _own_facts(membership, host, self._port)
@@ -115,9 +115,9 @@ class Job:
     def workers_a_host(self) -> int:
         """Returns how many workers each machine has. All workers must call this method.
 
-        Two neighbouring ranks are on two machines if the machines' names differ. Since copies of a
-        machine may have the same name, they also are on two machines if the second worker's number
-        on its machine is not larger than the first worker's number.
+        Two workers with neighbouring ranks are on two machines if the machines' names differ.
+        Copies of a virtual machine may have the same name. So the workers also are on two machines
+        if the local rank of the second worker is not larger than that of the first worker.
 
         Raises:
             ClusterError: If a machine has more workers than another machine.
@@ -163,7 +163,8 @@ class Job:
         """Returns the first index at which workers' sequences differ; None if they are equal.
 
         All workers must call this method. They send a digest. If the digests differ, the chief
-        sends a checksum of each member, and each worker sends where it differs from the chief.
+        sends a checksum of each item, and each worker sends the first index at which its own
+        checksums differ.
         """
         sums = [zlib.crc32(one.encode()) for one in own]
         if self.all_have_one(label, comparison.digest(sums)):
@@ -231,23 +232,23 @@ class Job:
 
     @contextmanager
     def all_do(self, label: str, failure: type[Exception]) -> Generator[None]:
-        """Waits for all workers at the end of the block; an error of one is an error on all.
+        """Waits for all workers at the end of the block; if the block fails on one, all fail.
 
-        The worker on which the block has failed raises its own error, the others a `failure`. All
-        workers must enter the block.
+        The worker on which the block has failed raises its own error. The others raise a `failure`.
+        All workers must enter the block.
         """
         error = None
         try:
             yield
         except JobError:
             raise
-        except Exception as own:  # noqa: BLE001  raised again below, after the others know of it
+        except Exception as own:  # noqa: BLE001  raised below, when all workers know of the error
             error = own
         said = None if error is None else _shortened(error)
         try:
             everyone = self.all_gather_object(label, said)
         except JobError as lost:
-            # The other workers are waiting in a collective of the block that has failed here.
+            # If the block has failed here, other workers were waiting in one of its collectives.
             raise lost from error
         if error is not None:
             raise error
@@ -301,19 +302,20 @@ class Job:
         if not outcome:
             return False
         modified = outcome["modified"]
-        # Without a shared file system, each worker needs a file of its own.
+        # If this worker does not see the chief's file, there is no shared file system, and the
+        # worker must write its own file.
         return modified is None or (_modified(path) or 0) >= modified
 
     def check(self) -> None:
         """Raises the error that ended the job, if it has ended."""
-        self._failing_exit = None  # the script has caught the exit, because it goes on
+        self._failing_exit = None  # the script still runs, so it has caught its `sys.exit`
         if self._client.failure is not None:
             self._monitor.disarm()
             raise self._client.failure
 
     @property
     def is_watched(self) -> bool:
-        """Whether this worker is in a call that needs all workers, to which time-outs apply."""
+        """Whether this worker is in a call that needs all workers, and to which time-outs apply."""
         return bool(self._client.place)
 
     def step_started(self) -> None:
@@ -370,7 +372,7 @@ class Job:
                 self._interrupts.forget()
 
     def at_leave(self, callback: Callable[[], None]) -> None:
-        """Adds a function that disconnects a framework when all scripts have ended."""
+        """Adds a function to call when all scripts have ended, for example to close connections."""
         self._at_leave.append(callback)
 
     def after_connecting(self) -> None:
@@ -485,7 +487,7 @@ def _warn_of_open_network(membership: Membership, host: str, port: int) -> None:
 
 
 def sizes_of_hosts(workers: Sequence[tuple[str, int | None]]) -> list[int]:
-    """Returns how many workers each machine has, from each worker's machine and number there."""
+    """Returns how many workers each machine has, given each worker's machine and local rank."""
     sizes: list[int] = []
     last: tuple[str, int | None] = "", None
     for host, number in workers:

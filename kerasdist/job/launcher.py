@@ -23,7 +23,7 @@ STATUS_FD = "KERASDIST_STATUS_FD"
 
 @final
 class Channel:
-    """Writes reports as lines of JSON, without waiting, so a report may be dropped."""
+    """Writes reports to the launcher's pipe as lines of JSON; drops reports if the pipe is full."""
 
     def __init__(self, descriptor: int) -> None:
         os.set_inheritable(descriptor, False)  # processes of a data loader must not inherit it
@@ -47,7 +47,7 @@ def channel() -> Channel | None:
         return None
     try:
         return Channel(int(given))
-    except OSError:  # the worker has started this process, which did not inherit the channel
+    except OSError:  # a worker has started this process, which did not inherit the worker's pipe
         return None
 
 
@@ -87,7 +87,7 @@ def read_results(lines: Iterable[str]) -> list[Any]:
 @final
 @dataclass(frozen=True)
 class AllReduce:
-    """A sum of one array over all replicas.
+    """The measured time of an all-reduce, which sums an array over all replicas.
 
     Attributes:
         bytes: The size of the array.

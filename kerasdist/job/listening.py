@@ -21,7 +21,7 @@ COORDINATOR_FD = "KERASDIST_COORDINATOR_FD"
 BACKLOG = 65535
 """The number of connections that may wait to be accepted; the kernel has a limit of its own."""
 
-# Connections per worker: for the coordinator, torch's store and Gloo, and one more.
+# Connections for each worker: to the coordinator, to PyTorch's store, for Gloo, and a spare one.
 _CONNECTIONS_EACH = 4
 
 # A process opens at most this many files beside its connections.
@@ -82,7 +82,7 @@ def listen(host: str, port: int) -> socket.socket:
     """Returns the socket on which the chief listens for workers.
 
     If the launcher opened a socket for the chief, that socket is returned. So no other process can
-    take the port between its choice and its use.
+    take the port after the launcher has chosen it.
     """
     inherited = _inherited(port)
     if inherited is not None:
@@ -101,13 +101,13 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def _inherited(port: int) -> socket.socket | None:
-    """Returns the socket that the launcher opened for this port, None if it did not."""
+    """Returns the socket that the launcher opened for this port; None if there is none."""
     number = os.environ.pop(COORDINATOR_FD, "")
     if not number.isdecimal():
         return None
     try:
         opened = socket.socket(fileno=int(number))
-    except OSError:  # the socket was closed before it came here
+    except OSError:  # the descriptor is closed, or is not a socket
         return None
     if opened.getsockname()[1] != port:
         opened.detach()
@@ -120,8 +120,9 @@ def _inherited(port: int) -> socket.socket | None:
 class HeldPort:
     """A port of this machine that no other process can take until a framework listens on it.
 
-    The port is bound but not listening. SO_REUSEPORT shares it with this user's processes only. The
-    framework's server sets the same option, so it can take over at any time.
+    A socket is bound to the port, but does not listen. With SO_REUSEPORT, only processes of the
+    same user can bind this port, too. The framework's server sets this option, so the server can
+    listen on the port at any time.
 
     Attributes:
         number: The number of the port.
@@ -164,7 +165,7 @@ _ADDRESS = slice(20, 24)
 
 
 def misleads(others: Sequence[str]) -> str | None:
-    """Returns an address at which others reach this machine; None if they reach it by its name.
+    """Returns an address for other workers to use, if this machine's name misleads them, else None.
 
     Gloo, with which PyTorch and JAX sum on CPUs, gives the other workers the address to which this
     machine's name resolves. On Debian and Ubuntu the name resolves to a loopback address, which
@@ -224,12 +225,14 @@ def waiting_their_turn() -> Iterator[None]:
     Gloo, with which PyTorch and JAX sum on CPUs, has a thread that distributes the data that arrive
     from other workers. This thread needs the lock of each connection. If the lock is taken,
     the thread asks the kernel again which data have arrived, gets the same answer at once, and so
-    on (``Pair::handleEvents`` in gloo/transport/tcp/pair.cc only tries the lock). On a busy machine
-    the lock is often held by a thread that is not running: while it was sending on this connection,
-    the kernel stopped it in favor of the distributing thread, which a message had woken up. Then
-    the connection stands still until the time slice of the distributing thread ends: 3 ms on Linux,
-    while the sum of a few numbers takes 0.1 ms (measured with jaxlib 0.10.2, two workers of one
-    core each: 60 small sums in 228 ms, and in 6 ms with the remedy).
+    on (``Pair::handleEvents`` in gloo/transport/tcp/pair.cc only tries the lock).
+
+    On a busy machine the lock is often held by a thread that is not running. While that thread was
+    sending on the connection, a message woke up the distributing thread, and the kernel ran the
+    distributing thread instead. The connection then stands still until the time slice of the
+    distributing thread ends, after 3 ms on Linux. Without that delay, the sum of a few numbers
+    takes 0.1 ms. (Measured with jaxlib 0.10.2 and two workers of one core each: 60 small sums take
+    228 ms, and 6 ms with the remedy.)
 
     The remedy is Linux's batch class: a thread of that class gets the same share of the cores, but
     does not interrupt a running thread when it wakes up (sched(7)). A thread inherits the class of

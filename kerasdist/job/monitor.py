@@ -1,9 +1,9 @@
 """Ends a worker when another worker is lost.
 
 A collective of a framework may wait for the lost worker forever, in code that no Python exception
-reaches. First the main thread gets some seconds to end by itself, because usually the framework
-reports a broken connection, or the worker comes to an exchange with the others. Then the process
-ends, with the cause on standard error.
+reaches. First the main thread gets some seconds to end by itself, because usually it gets an error:
+the framework reports a broken connection, or the next exchange with the other workers fails. After
+these seconds the monitor ends the process, with the cause on standard error.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ GRACE_SECONDS = 10.0
 # the main thread ends by itself soon after.
 AFTER_INTERRUPTION_SECONDS = 2 * interruption.SECONDS
 
-# The seconds for which a framework's error waits for the message about a lost worker.
+# After an error of a framework, for how many seconds this worker waits for the message that another
+# worker is lost, which may be the cause.
 NEWS_SECONDS = 5.0
 
 # The seconds in which the chief may tell the others why the job ends.
@@ -82,12 +83,12 @@ class Monitor:
         self._end_with(failure, f"{failure}\n")
 
     def fail(self, why: str | None, code: int) -> None:
-        """Tells the other workers why this worker ends (None: they know), and lets it end."""
+        """Tells the other workers why this worker ends (None: they already know the reason)."""
         self.disarm()
         self._leave_job(why, code)
 
     def hasten(self) -> None:
-        """Limits the time this process may take after the job, if the worker was interrupted."""
+        """Limits the time of Python's shutdown, if this worker was interrupted."""
         if self._interrupted and not interruption.has_started_others():
             interruption.limit_interpreter()
 
@@ -149,7 +150,8 @@ class Monitor:
             self._end_with(error, "")
         knows_of_loss = isinstance(error, WorkerLostError)
         if knows_of_loss or may_be_a_loss(error):
-            # The lost worker itself may be waiting for the message about another worker.
+            # The worker that the error names may itself be waiting for the message that another
+            # worker is lost. So this worker waits twice as long.
             failure = self._client.failure_within((1 + knows_of_loss) * NEWS_SECONDS)
             if failure is not None:
                 self._end_with(failure, f"{failure}\n")

@@ -1,6 +1,7 @@
-"""The messages between workers: small facts as JSON after their length, never a tensor.
+"""The format of messages between workers: the length of a JSON text, and then the text.
 
-This file also says how long workers wait for each other.
+Messages contain small facts, never tensors. This file also says how long workers wait for each
+other.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ MAX_BYTES = 64 * 1024 * 1024
 """The most that workers may exchange at once; facts about a large model take a few 100 KB."""
 
 # What workers get from an exchange. `ALL`: all workers get all values. `FOR_CHIEF`: only the chief
-# gets them. `NUMBERS`: all workers get a number for each value, equal for equal values.
+# gets the values. `NUMBERS`: all workers get a number for each value, equal for equal values.
 ALL, FOR_CHIEF, NUMBERS = "all", "for chief", "numbers"
 
 # The channel for answers to workers that wait for a file of the chief.

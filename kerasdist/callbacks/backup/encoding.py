@@ -4,9 +4,11 @@ A value is converted to a *form*, which is JSON but may contain NumPy arrays. In
 of a form is replaced by the number of the array.
 
 Pickle is not used, so reading a backup runs no code. Mutable values (lists, arrays, random
-generators, objects) are restored by filling the existing object, so that other code that refers to
-it sees the restored value. But if the run has replaced the script's list or array by another
-object, the restored value is a new object.
+generators, objects) are restored by filling the object that the restarted script has made, so that
+other code that refers to this object sees the restored value. But if the saved run had replaced the
+script's list or array by another object, the restored value is a new object, too.
+
+The *path* of a value is a text such as ``MyCallback.seen[0]``.
 """
 
 from __future__ import annotations
@@ -62,7 +64,7 @@ SKIPPED = {_TAG: "skipped"}
 """The form of a value that a backup does not keep, because it is not needed."""
 
 GONE = {_TAG: "gone"}
-"""The form of an attribute that the script sets and that the run has deleted."""
+"""The form of an attribute that existed when `fit` began, and that was then deleted."""
 
 
 @final
@@ -70,23 +72,27 @@ class Encoder:
     """Converts values to forms.
 
     Attributes:
-        lost: The place and type of each value that cannot be saved.
-        filled: The place, type and identity of each value that is restored by filling the script's
-            value.
-        tied: Sets of attributes that hold the same object, so that they are saved together.
+        lost: By path, the type of each value that cannot be saved.
+        filled: The path and the id (or the type) of each value that can be restored by filling the
+            value of a restarted script.
+        tied: Sets of attributes that refer to the same object. If one of them is saved, all are.
     """
 
     def __init__(
         self, leave_out: Sequence[object] = (), there: Container[tuple[str, object]] | None = None
     ) -> None:
-        """Stores what to leave out, and which of the script's values may be filled (None: all)."""
+        """Stores the objects to leave out, and which values can be restored by filling them.
+
+        ``there`` is the `filled` of an encoder that was used when `fit` began. None means that all
+        values can be restored by filling.
+        """
         self.lost: dict[str, str] = {}
         self.filled: set[tuple[str, object]] = set()
         self.tied: set[frozenset[str]] = set()
         self._there = there
         self._attribute = ""
         self._is_state = False
-        # Each value with its form, place and attribute, by the value's id. The values are kept,
+        # Each value with its form, path and attribute, by the value's id. The values are kept,
         # because another object could get the id of a value that no longer exists.
         self._seen: dict[int, tuple[object, Form, str, str]] = {
             id(one): (one, SKIPPED, "", "") for one in leave_out
@@ -140,7 +146,7 @@ class Encoder:
         return self._object(value, where, depth)
 
     def _keep_form(self, value: object, where: str, form: Form) -> Form:
-        """Records the value of a form, and whether the value is still the script's own object."""
+        """Records a value and its form, marked as new if the script did not make this value."""
         one = where, id(value)
         self.filled.add(one)
         self._seen[id(value)] = value, form, where, self._attribute
@@ -166,10 +172,11 @@ class Encoder:
         return form
 
     def _is_there(self, value: object, where: str) -> bool:
-        """Returns whether the script itself makes a value of this type here, so that it is filled.
+        """Returns whether the script itself makes a value of this type at this path.
 
-        An object of Keras must also have the same number of variables: an optimizer, for example,
-        gets its variables only in its first update.
+        Only then can the value be restored, by filling the script's value. An object of Keras must
+        also have the same number of variables: an optimizer, for example, gets its variables only
+        in its first update.
         """
         count = len(_variables(value)) if isinstance(value, _OF_KERAS) else None
         one = where, (type(value), count)
@@ -247,7 +254,7 @@ def numbered(form: object, arrays: list[np.ndarray]) -> Any:
 
 
 def filled(form: object, arrays: Sequence[np.ndarray | None]) -> Any:
-    """Undoes `numbered`: returns the form with its arrays in the place of their numbers."""
+    """Undoes `numbered`: returns the form with arrays instead of their numbers."""
 
     def fill(one: dict[str, Any]) -> Any:
         return arrays[one[_NUMBER]] if _NUMBER in one else one
@@ -256,10 +263,10 @@ def filled(form: object, arrays: Sequence[np.ndarray | None]) -> Any:
 
 
 def decode(form: object, current: object = None, named: dict[str, Any] | None = None) -> Any:
-    """Converts a form back to a value; a value that is still the script's own is filled in place.
+    """Converts a form back to a value; fills and returns `current` if that object can be filled.
 
-    ``named`` contains the values that several attributes of an object hold. Its keys are the places
-    at which the values were found first.
+    ``named`` contains values to which several attributes of an object refer. Its keys are the paths
+    at which these values were found first.
     """
     if not isinstance(form, dict):
         return form
@@ -301,7 +308,7 @@ def _items(form: Form, current: object, named: dict[str, Any]) -> list[Any]:
 
 
 def _prepare_value(form: Form, kind: str, current: object, named: dict[str, Any]) -> Any:
-    """Returns the object that a form's items will fill; the value itself if a form has no items."""
+    """Returns the object that a form's items will fill; for a form without items, its value."""
     if "new" in form and isinstance(current, _FILLED):
         current = copy.copy(current)
     if kind == "dict":
@@ -368,8 +375,8 @@ def _variables(value: Any) -> Sequence[Any]:
 def _is_of_python(value: object) -> bool:
     """Returns whether an object's attributes are its whole state.
 
-    Its type must have Python's default `__reduce_ex__`, which `copy` uses too, and this method must
-    accept the object.
+    This is assumed if the object's type has Python's default `__reduce_ex__`, by which `copy` and
+    `pickle` read an object, and if this method accepts the object.
     """
     kind = type(value)
     if kind.__reduce__ is not object.__reduce__ or kind.__reduce_ex__ is not object.__reduce_ex__:
@@ -393,9 +400,10 @@ _MUTABLE = (*_FILLED, bytearray, np.random.Generator, np.random.RandomState, ran
 # Attributes that Keras and the base class of callbacks set.
 _OF_THE_CALL = frozenset(("params", "_model", "validation_data"))
 
-# A backup leaves out the attributes in `_OF_MONITOR` and `_OF_CSV`. Keras's callbacks derive the
-# former from their arguments when the first epoch ends (`_set_monitor_op` changes `min_delta`); the
-# latter belong to an open file. Of TensorBoard, a backup saves only `_COUNTS_OF_TENSORBOARD`.
+# A backup leaves out the attributes in `_OF_MONITOR` and `_OF_CSV`. Keras's callbacks compute those
+# in `_OF_MONITOR` from their arguments when the first epoch ends (`_set_monitor_op` changes
+# `min_delta`). Those in `_OF_CSV` belong to an open file. Of TensorBoard, a backup saves only
+# `_COUNTS_OF_TENSORBOARD`.
 _OF_MONITOR = frozenset(("monitor_op", "min_delta"))
 _OF_CSV = frozenset(("csv_file", "writer", "append_header"))
 _COUNTS_OF_TENSORBOARD = ("_global_train_batch", "_global_test_batch", "_previous_epoch_iterations")
@@ -407,11 +415,11 @@ class _Watched:
 
     Attributes:
         object: The object.
-        lost: The place and type of each value that the newest state cannot restore.
+        lost: By path, the type of each value that the newest backup cannot restore.
     """
 
     def __init__(self, one: object, elsewhere: Sequence[object]) -> None:
-        """Stores the attributes, except the objects that are saved elsewhere."""
+        """Stores the checksums; ignores the objects in `elsewhere`, which are saved separately."""
         self.object, self._elsewhere = one, elsewhere
         self.lost: Mapping[str, str] = {}
         self._there: Container[tuple[str, object]] | None = None
@@ -448,7 +456,7 @@ class Remembering:
     attributes that differ between processes, such as a start time, keep the new process's values.
 
     Attributes:
-        has_changed: Whether the newest state contains a changed attribute.
+        has_changed: Whether the last call of `state` has found a changed attribute.
     """
 
     has_changed = False
@@ -474,7 +482,7 @@ class Remembering:
                 _put_back(one, kept[1])
 
     def lost(self) -> list[str]:
-        """Returns the values that the newest state cannot restore, as one line of text each."""
+        """Returns a line of text for each value that the result of `state` cannot restore."""
         lines = []
         for one in self._watched:
             lines += _closures(one.object)
@@ -489,7 +497,7 @@ _STATE_DICT, _CONTENT = "state_dict()", "content of the file"
 
 
 def _named(one: object) -> str:
-    """Returns an object's class, and what a callback such as EarlyStopping monitors."""
+    """Returns a name for an object: its class, and the log that it monitors if it is a callback."""
     return f"{type(one).__name__} {getattr(one, 'monitor', '')}"
 
 
@@ -542,7 +550,7 @@ def _write_again(logger: Any, content: bytes) -> None:
 
 
 def _lines_elsewhere(callback: object) -> list[str]:
-    """Returns a message if the file of a CSVLogger is not on this machine."""
+    """Returns a line of text if this machine has no file of a CSVLogger, else an empty list."""
     if not isinstance(callback, keras.callbacks.CSVLogger) or callback.csv_file is None:
         return []
     is_here = Path(callback.filename).is_file()

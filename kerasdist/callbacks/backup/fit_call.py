@@ -51,7 +51,7 @@ def is_same(
     """Returns whether a backup belongs to this call; warns of differences that may matter.
 
     Raises:
-        BackupError: If the backup belongs to another call, unless only its weights are wanted.
+        BackupError: If the backup belongs to another call and `takes_weights` is False.
     """
     apart = list(_differences(there, json.loads(json.dumps(here))))
     refused = [said for kind, said in apart if kind == "refused"]

@@ -1,6 +1,6 @@
 """Decides after how many batches a backup is due, and chooses this number if the user sets none.
 
-The number is chosen once for a run, after its first backup, and later backups contain it. So a
+The number is chosen once for a run, after the first backup, and each backup stores the number. So a
 restarted run saves its backups at the same batches as an uninterrupted run. This matters because
 sums of metrics are rounded at a backup. If each process chose the number anew, measured times would
 decide at which batches the sums are rounded.
@@ -21,7 +21,7 @@ from kerasdist.job.job import Job
 # (Grattafiori et al. 2024, "The Llama 3 Herd of Models".) Spot machines fail far more often.
 DEVICE_HOURS = 8_000.0
 
-# Numbers of calls of the train function: calls that compile it, and calls before the first backup.
+# How many calls of the train function may compile it, and how many precede the first backup.
 _COMPILING, _FIRST = 3, 20
 
 _logger = logging.getLogger("kerasdist")
@@ -49,8 +49,8 @@ class Interval:
 
     If `save_freq` is a number, a backup is due each time that this number of batches has passed in
     an epoch, and at the end of the epoch. With ``"auto"``, batches are counted from one backup to
-    the next, across the ends of epochs. At the end of an epoch a backup is then made if half of the
-    batches have passed, because continuing from the end of an epoch is cheaper.
+    the next, across the ends of epochs. At the end of an epoch a backup is then due if half of the
+    chosen number has passed, because continuing from the end of an epoch is cheaper.
 
     Attributes:
         is_open: Whether the number of batches is still to be chosen.
@@ -66,12 +66,15 @@ class Interval:
         self._replicas = self._at_once = 1
         # The batches of this epoch so far, and after how many of them the last backup was made.
         self._passed = self._last = 0
-        # How many batches this process has trained on, in all and before the clock started.
+        # How many batches this process has trained on: in all, and before `_since`.
         self._trained = self._before = 0
         self._since: float | None = None
 
     def train_begins(self, at_once: int, replicas: int, kept: Sequence[int] | None) -> None:
-        """Restores the values of a backup; a call of the train function has ``at_once`` batches."""
+        """Restores the values of a backup (``kept``), if there is one.
+
+        ``at_once`` is the number of batches in a call of the train function.
+        """
         self._passed = self._last = self._trained = 0
         self._at_once, self._replicas, self._since = at_once, replicas, None
         if self._is_auto:
@@ -80,11 +83,11 @@ class Interval:
             self._every = _FIRST * at_once if self.is_open else every
 
     def kept(self) -> list[int] | None:
-        """Returns the values that a backup saves."""
+        """Returns the chosen number of batches and the number of replicas; None if not chosen."""
         return [self._every, self._replicas] if self._is_auto and not self.is_open else None
 
     def epoch_begins(self, passed: int = 0) -> None:
-        """Starts to count batches; ``passed`` batches were trained on before the backup."""
+        """Starts to count an epoch's batches; ``passed`` of them are in the restored backup."""
         self._last = passed or (self._last - self._passed if self._is_auto else 0)
         self._passed = passed
 
@@ -105,7 +108,8 @@ class Interval:
     def is_due(self, count: int, before: int | None = None) -> bool:
         """Returns whether a backup is due after `count` batches of the epoch.
 
-        ``before`` is the `count` of the previous call; None means the batch of the last backup.
+        ``before`` is the number of batches after which this was asked last; None means the number
+        after which the last backup was made.
         """
         begin = self._last if self._is_auto else 0
         before = self._last if before is None else before
@@ -125,13 +129,13 @@ class Interval:
     def choose(
         self, save: Callable[[], None], wait: Callable[[], None], job: Job | None = None
     ) -> None:
-        """Chooses the number of batches by the time that ``save`` takes.
+        """Chooses the number of batches between two backups, by the time that ``save`` takes.
 
-        Between two backups training must also take as long as ``wait``, which waits until a backup
-        is on the disk; otherwise the next backup would have to wait for the backup before it.
-        All workers of the `job` must call this method; they use the chief's number.
+        ``wait`` waits until a backup is on the disk. Training between two backups must take at
+        least that long, so that no backup has to wait for the backup before it. All workers of the
+        `job` must call this method; they use the chief's number.
         """
-        assert self._since is not None  # as `is_measured` says
+        assert self._since is not None  # because `is_measured` is True
         begin = perf_counter()
         seconds = (begin - self._since) / (self._trained - self._before)
         save()

@@ -1,9 +1,10 @@
-"""Copies of backups in the memory of hosts, so that a restarted job does not need its disk.
+"""Copies of backups in the memory of hosts, so that a restarted job does not need the disk.
 
-A restart ends all processes, so a copy is a file in the memory of a host (``/dev/shm``), which
-outlives the processes. The chief writes one copy, and on each other host one worker writes a copy
-from the variables that it holds itself. So no data are lost if a host is lost. The launcher chooses
-the folder of the copies, which is the same in all attempts of a job, and removes the folder.
+A restart ends all processes. So a copy is a file in the memory of a host (``/dev/shm``), which
+remains when the processes end. The chief writes one copy, and on each other host one worker writes
+the same copy from its own variables. So no data are lost if a host is lost. The launcher chooses
+the folder of the copies, which stays the same when the job is restarted, and removes this folder at
+the end.
 """
 
 from __future__ import annotations
@@ -36,10 +37,11 @@ _HEADER = 16 << 20
 
 
 def prepare(place: Path, job: Job | None, *, sends: bool) -> Path | None:
-    """Returns this host's folder for copies of backups; None if another process writes them.
+    """Returns this host's folder for copies of backups; None if another worker here writes them.
 
-    Afterwards the chief has the newest copy. All workers must call this function. ``sends``:
-    whether the model belongs to a strategy, which can send data that only the chief has.
+    If another host has a newer copy, the function sends this copy to the chief's host. All workers
+    must call this function. ``sends``: whether the model belongs to a strategy, which can send the
+    chief's arrays to the other workers.
 
     Raises:
         UnsupportedError: If copies are impossible.
@@ -124,7 +126,7 @@ def bring_newest(memory: Path, disk: Path, job: Job) -> None:
 
 
 def _sent(job: Job, source: int, file: BinaryIO | None, size: int) -> Iterator[bytes]:
-    """Yields, on the chief only, the chunks that one worker sends of its file."""
+    """Yields the chunks of a worker's file on the chief, and empty chunks on other workers."""
     for _ in range(0, size, _CHUNK):
         own = None if file is None else base64.b64encode(file.read(_CHUNK)).decode()
         found = job.gather_object("a backup in memory", own)
@@ -132,6 +134,6 @@ def _sent(job: Job, source: int, file: BinaryIO | None, size: int) -> Iterator[b
 
 
 def _newest(everyone: list[list[int]]) -> list[int]:
-    """Returns the first worker that has the newest copy, with the copy's number and size."""
+    """Returns the rank of the first worker with the newest copy, and the copy's number and size."""
     source = max(range(len(everyone)), key=lambda rank: everyone[rank][0])
     return [source, *everyone[source]]

@@ -2,13 +2,16 @@
 
 The states of all random generators are saved before each epoch, together with the changed
 attributes of the data source. (If `fit` has ``steps_per_epoch`` and the data continue from epoch to
-epoch, these are saved only before the first epoch.) A source that is read again from this state
-yields the same batches, and the batches that were trained on are skipped.
+epoch, this state is saved only before the first epoch.) After a restart, the source is read again
+from this state and yields the same batches. Those that were already trained on are skipped.
 
-Iterators of ``tf.data`` and Grain pipelines can save their place and continue from it. Loaders with
-``state_dict`` and ``load_state_dict`` can, too. Such sources are read from the last saved place.
-Keras's loops may read ahead of the steps. So if Python reads the data, places are saved while
-batches are read, after each batch at which a backup may be made.
+Iterators of ``tf.data`` and Grain pipelines can save their place in the data and continue from that
+place. Loaders with ``state_dict`` and ``load_state_dict`` can, too. After a restart, such sources
+are read from the last saved place, without reading earlier batches again.
+
+Keras's loops may read batches before the steps need them. So if Python code and not a TensorFlow
+graph reads the data, the place is saved during reading: after each batch at which a backup may be
+due.
 """
 
 from __future__ import annotations
@@ -31,29 +34,30 @@ from kerasdist.input.fit_adapter import WrappedAdapter
 from kerasdist.input.sources import samplers_of
 
 Place = Mapping[str, Any]
-"""A place in a source, in the form that a backup keeps.
+"""A place in a data source, in the form that a backup stores.
 
-``count``: how many batches of the iteration come before the place; ``forms``: the form of the
-place, and the form of what has changed in a loader's parts, such as its dataset.
+``count``: how many batches of the iteration come before the place. ``forms``: the form of the
+iterator's state, and the forms of changed attributes of a loader's parts, such as its dataset.
 """
 
 
 @final
 @dataclass
 class Places:
-    """The places of the newest iteration over a source.
+    """The places of the newest iteration over a data source.
 
     Each iteration over a ``tf.data`` pipeline draws the seeds of its shuffles when it begins. So
-    the place between two epochs is the beginning of the next epoch: that iterator is made in
-    advance, and is used when Keras asks for it. A place within an epoch is saved together with the
-    place of the next epoch, because the place of a pipeline no longer contains the seeds once its
-    shuffle has been read to the end.
+    for a backup between two epochs, the iterator of the next epoch is made in advance, and its
+    place is saved. When Keras asks for the iterator of the next epoch, Keras gets this iterator. A
+    backup within an epoch also contains the place at the beginning of the next epoch, because a
+    pipeline's place no longer contains the seeds once the shuffle has been read to the end.
 
     Attributes:
         source: The source of the data.
         parts: Objects inside of the source, such as a loader's dataset, which may change although
             the source itself does not.
-        is_due: Returns whether the place after a given number of batches may be needed.
+        is_due: A function that returns whether a backup may need the place after a given number of
+            batches.
         read_by_python: Whether Python code reads the source; if not, TensorFlow's graphs read it.
     """
 
@@ -98,7 +102,7 @@ class Places:
 
     def newest(self, count: int) -> Place | None:
         """Returns the latest place after at most `count` batches, and forgets places before it."""
-        if self._to is not None:  # nothing was read since `go_to`: the epoch had no batch left
+        if self._to is not None:  # no batch was read since `go_to`: the epoch had no batch left
             return self._to
         if not self.read_by_python and self._last is not None and self.is_due(count):
             self._kept = self._now(self._last, count)
@@ -108,7 +112,7 @@ class Places:
 
     def next(self) -> Place | None:
         """Returns the place where the next iteration begins; None if all iterations begin alike."""
-        if self._to is not None:  # nothing was read since `go_to`
+        if self._to is not None:  # no batch was read since `go_to`
             return self._to
         if self._make is None or not keras_compat.is_tf_dataset(self.source):
             return None
@@ -124,7 +128,7 @@ class Places:
         self._to, self._ahead_to = place, following
 
     def _now(self, iterator: object, count: int) -> list[Place]:
-        """Returns a list of an iterator's place; an empty list if a backup cannot save it."""
+        """Returns a list with the iterator's place; an empty list if this place cannot be saved."""
         encoder = Encoder()
         place = keras_compat.place_of(self.source, iterator)
         form = encoder.encode(place, "the place in the data")
@@ -136,11 +140,11 @@ class Places:
 _Make = Callable[[], Any]
 
 _Begin = Mapping[str, Any]
-"""The state before an iteration over the data, as a backup keeps it.
+"""The state before an iteration over the data, in the form that a backup stores.
 
-``random``: the states of the random generators, None if the backup has them in another place;
-``source``: the changed attributes of the source, as forms; ``epochs read``: how many epochs Keras's
-adapter has read, None if no order depends on this number.
+``random``: the states of the random generators; None if they are stored elsewhere in the backup.
+``source``: the changed attributes of the data source, as forms. ``epochs read``: how many epochs
+Keras's adapter has read; None if the order of the data does not depend on this number.
 """
 
 
@@ -156,10 +160,10 @@ class Position:
     def __init__(
         self, source: object = None, steps: int | None = None, *, begins_anew: bool = False
     ) -> None:
-        """Stores the data, and how many batches of it an epoch of `fit` reads (None: all).
+        """Stores the data, and how many batches an epoch of `fit` reads (None: all batches).
 
-        With a number, each epoch continues where the one before it stopped; with ``begins_anew``
-        each epoch reads from the beginning, as validation does.
+        If ``steps`` is a number, each epoch continues where the previous epoch stopped. But with
+        ``begins_anew`` each epoch reads from the beginning, as validation does.
         """
         self.facts: dict[str, object] = {}
         self._source = Remembering(_objects_of(source))
@@ -186,11 +190,11 @@ class Position:
         self._pass_epochs: Callable[[int], None] | None = None
 
     def backs_up(self, interval: Interval, at_once: int) -> None:
-        """Stores when backups are due; ``at_once`` is the number of batches per call."""
+        """Stores when backups are due; a call of the train function has ``at_once`` batches."""
         self._interval, self._at_once = interval, at_once
 
     def follow(self, adapter: Any) -> None:
-        """Stores the adapter that Keras made, and follows its source if that has places."""
+        """Stores Keras's data adapter; also keeps track of the places in its source, if it can."""
         self._adapter = adapter
         if keras_compat.shuffles_without_seed(adapter):
             self._lost.append(
@@ -238,9 +242,11 @@ class Position:
             keras_compat.follow_source(adapter, source, self._places.begun)
 
     def _is_due(self, count: int) -> bool:
-        """Returns whether a backup may be made after `count` batches and use the place there."""
+        """Returns whether a backup may be due after `count` batches and can use the place there."""
         if self._draws or not self._read_by_python:
-            return not self._draws  # a place does not contain the random draws of a pipeline
+            # If the pipeline draws random numbers, its place cannot be used within an epoch: the
+            # place does not contain the state of these draws.
+            return not self._draws
         if self._steps is not None:
             count %= self._steps
         if count in (0, self._length):
@@ -280,7 +286,8 @@ class Position:
         if resume is not None:
             return resume(make)
         if self._is_over():
-            # On some backends Keras restarts the data before it calls `on_epoch_end`.
+            # On some backends Keras restarts the data before it calls `on_epoch_end`, so the state
+            # before the new iteration is stored here.
             self._begin = self._now(random_states.kept())
             self._passed_before = -self._passed
             self._is_made = True
@@ -289,15 +296,16 @@ class Position:
     def _begin_again(
         self, passed: int, random: Mapping[str, object], within: bool, late: bool, make: _Make
     ) -> object:
-        """Returns an iterator that has passed some batches, as in the run that was saved.
+        """Returns an iterator at the position of the saved run.
 
         Args:
-            passed: How many batches it passes.
+            passed: How many batches the saved run had read.
             random: The states of the random generators at the beginning of the iteration.
-            within: Whether the run continues within an epoch, and restores later states itself.
+            within: Whether the run continues within an epoch. Then the random generators are
+                restored later, after the skipped steps.
             late: Whether Keras had made the iterator before the epoch began, when the random
                 generators had other states.
-            make: Makes an iterator from the beginning.
+            make: A function that makes an iterator from the beginning.
         """
         now = random_states.kept()
         if not late:
@@ -316,8 +324,9 @@ class Position:
     ) -> None:
         """Sets the random generators to the states of a backup, after batches were read.
 
-        TensorFlow reads Python sources ahead, in another thread. If the thread that reads ahead
-        draws from the global generators, these already have the right states.
+        TensorFlow reads Python sources ahead, in another thread. If that thread draws random
+        numbers from the global generators, their states have already advanced with the batches, and
+        this method leaves them unchanged.
         """
         if self._reads_aside:
             before = begin or (self._begin["random"] if self._begin is not None else None)
@@ -326,7 +335,7 @@ class Position:
         random_states.put_back(states)
 
     def begun_pipeline(self, make: Callable[[], Any]) -> Any:
-        """Does the same as `begun`, for a pipeline of a framework."""
+        """Does the same as `begun`; a pipeline that TensorFlow reads continues at its place."""
         places = None if self._read_by_python else self._places
         return self.begun(make if places is None else lambda: places.begun(make))
 
@@ -346,7 +355,7 @@ class Position:
 
     @contextmanager
     def looked_at(self) -> Generator[None]:
-        """Undoes what Keras changes in restored data when it reads a first batch for its types."""
+        """Undoes what changes in restored data while Keras reads a batch to learn its types."""
         random = random_states.kept()
         yield
         if self._read_ahead is not None:
@@ -354,7 +363,10 @@ class Position:
             random_states.put_back(random)
 
     def _is_over(self) -> bool:
-        """Returns whether data that continue across epochs are used up: Keras starts them again."""
+        """Returns whether all data are read, so that Keras starts again from their beginning.
+
+        This happens only if the data continue across epochs.
+        """
         passed = self._passed_before + self._passed
         return self._continues and self._length is not None and passed >= self._length > 0
 
@@ -414,7 +426,8 @@ class Position:
         """Returns the state with which Keras began the next iteration at the end of an epoch."""
         if self._ends_later:
             return self._now(random)
-        # The order of the rows depends on the random states, and is drawn with the first batch.
+        # Keras draws the order of the rows only with the first batch, from the random states at
+        # that time.
         return {**begin, "random": random, "epochs read": keras_compat.epochs_read(self._adapter)}
 
     def _now(self, random: Mapping[str, object] | None) -> _Begin:

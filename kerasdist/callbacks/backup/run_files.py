@@ -2,8 +2,8 @@
 
 The first run that uses the folder holds a lock, and other runs are refused. The lock is a kernel
 lock on a file, whose content names the process that holds the lock. Shared file systems (NFS,
-Lustre, GPFS) pass the lock on to their servers. If a process ends for any reason, its locks end
-too.
+Lustre, GPFS) pass the lock on to their servers, so other machines are refused, too. If a process
+ends for any reason, its locks end, too.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from kerasdist.errors import BackupError
 from kerasdist.job.handshake import JOB_ID
 from kerasdist.job.job import Job
 
-# How many calls of `fit` in this process have ended, by folder.
+# By folder of backups: how many calls of `fit` with this folder have ended in this process.
 _ENDED: Counter[Path] = Counter()
 
 _UNUSABLE = (BackupError, KeyError, OSError, TypeError, ValueError)
 
 # A file of this name is written when a call of `fit` has ended and the script still runs. The file
-# contains the name of the launcher's run. The last backup stays until the script ends, so that
-# after a restart `fit` has no epoch left to train.
+# contains the name of the run of `kerasdist run`. The last backup stays until the script ends: if
+# the script is restarted, the same call of `fit` restores this backup and has no epoch to train.
 _MARK = "finished"
 
 
@@ -63,7 +63,7 @@ class RunFiles:
         job: The job of this process.
         run: A name that no other run has, if workers divide variables and all of them see the
             folder; else None.
-        takes_weights: Whether a backup of another call can be used.
+        takes_weights: Whether the weights of another call's backup may be used.
         in_memory: The folder in this host's memory to which this process writes each backup first;
             None if it writes no backup to memory.
         number: The number of the newest backup.
@@ -147,9 +147,9 @@ class RunFiles:
             yield stored
 
     def _first_whole(self, candidates: Iterator[StoredFile]) -> StoredVariables | None:
-        """Returns the first of the chief's candidates whose parts are complete.
+        """Returns the first backup among the chief's `candidates` whose parts are complete.
 
-        Workers that see the folder each check some of the parts.
+        If all workers see the folder, each of them checks some of the parts.
         """
         while True:
             try:
@@ -185,7 +185,7 @@ class RunFiles:
         return self.job.all_gather_object(label, value)
 
     def begin_next(self) -> None:
-        """Takes the number of the next backup, after the previous backup is on the disk."""
+        """Waits until the previous backup is on the disk, and increases the backup's number."""
         self.wait()
         self.number += 1
 
@@ -220,9 +220,9 @@ class RunFiles:
     def write(self, facts: Mapping[str, object], arrays: Sequence[Any]) -> bool:
         """Writes a backup and removes old ones; returns True on the chief if the backup is written.
 
-        If there is enough memory, the backup is written to memory, and a thread copies the chief's
-        file to the disk. All workers must call this method, because workers that do not write take
-        part in the reads.
+        With `in_memory`, the backup is written to memory if there is enough memory. A thread then
+        copies the chief's file to the disk. All workers must call this method, because reading a
+        variable may need workers that do not write.
         """
         folder = self.folder
         if self.in_memory is not None and memory.has_room(self.in_memory, arrays):
@@ -272,8 +272,8 @@ class RunFiles:
     def training_ended(self, *, removes: bool) -> None:
         """Counts a call of `fit` that has ended.
 
-        With `removes`, the backups of this call are removed. Under the launcher the last backup
-        stays until the job's scripts end.
+        With `removes`, the backups of this call are removed. Under ``kerasdist run`` the last
+        backup stays until the scripts of all workers end.
         """
         _ENDED[self._place] += 1
         self.wait()
@@ -303,7 +303,7 @@ class RunFiles:
         self._remove(folder, own[self.keep :])
 
     def _remove(self, folder: Path, paths: Sequence[Path]) -> None:
-        """Removes backups before their parts, because no backup without its parts may be found."""
+        """Removes backups before their parts, so that no process finds a backup without parts."""
         storage.remove(paths)
         variables.remove_orphans(folder, up_to=self.number)
 
@@ -324,14 +324,14 @@ def _is_failing() -> bool:
 
 
 def _run_of_launcher() -> str | None:
-    """Returns a name that this run of ``kerasdist run`` has in all its attempts."""
+    """Returns the name of this ``kerasdist run``, equal after restarts; None if there is none."""
     if kerasdist_variables.RESTART not in os.environ:
         return None
     return os.environ.get(JOB_ID, "").rpartition("-")[0] or None
 
 
 def _mark_of(folder: Path) -> str | None:
-    """Returns the run in which a call of `fit` has ended and left its last backup."""
+    """Returns the name of the run that has written the file `_MARK`; None if there is no file."""
     try:
         return (folder / _MARK).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
@@ -339,9 +339,10 @@ def _mark_of(folder: Path) -> str | None:
 
 
 def _remove_finished(folder: Path, run: str, ended: int | None = None) -> None:
-    """Removes the backups of calls that have ended, unless another run has removed them.
+    """Removes backups of ended calls of `fit`, if the file `_MARK` is still of this `run`.
 
-    `ended`: how many calls have ended; None for all. Backups of later calls are not removed.
+    `ended`: how many calls have ended. Backups of later calls are not removed. None: all backups
+    are removed.
     """
     with contextlib.suppress(OSError):
         if _mark_of(folder) == run:
@@ -372,8 +373,8 @@ _PAUSE = 1.0
 _IS_HELD = (errno.EACCES, errno.EAGAIN)
 _IS_FULL = (errno.ENOSPC, errno.EDQUOT)
 
-# The files that this process holds.
-# The files stay open, because closing a file ends all locks of the process on it.
+# The files that this process has locked, with their descriptors.
+# The files stay open, because closing a file ends all locks of the process on this file.
 _held: dict[Path, int] = {}
 
 
@@ -393,8 +394,9 @@ def hold_folder(folder: Path, mode: int = 0o600) -> None:
         owner = _try_lock(path, mode)
         if owner is None:
             return
-        # If the lock is held on this machine, its process is alive.
-        # The file system may keep the locks of another machine's ended process for a time.
+        # If a process of this machine holds the lock, that process is alive.
+        # For a process of another machine, this loop waits: the file system may keep the locks for
+        # a time after that process has ended.
         if owner.get("host") == socket.gethostname() or time.monotonic() > until:
             raise BackupError(
                 f"Expected a folder of backups that no other run uses. Received: {str(folder)!r}, "

@@ -87,7 +87,7 @@ class StoredFile:
         return self.columns(number, Region.whole(shape)).reshape(shape)
 
     def columns(self, number: int, region: Region) -> np.ndarray:
-        """Reads a region of an array: some columns, with the array laid out in rows."""
+        """Reads some columns of an array that is reshaped to the number of rows of `region`."""
         dtype = np.dtype(self.forms[number][0])
         if not region.size:
             return np.zeros((region.rows, region.end - region.begin), dtype)
@@ -103,7 +103,7 @@ class StoredFile:
 
 
 def path_of(folder: Path, number: int, part: str = "") -> Path:
-    """Returns the path of the backup with this number, or of a part of it."""
+    """Returns the path of a backup, or of one of its parts."""
     return folder / f"backup-{number:012d}{part}.kdb"
 
 
@@ -124,12 +124,12 @@ def write_file(
 ) -> str:
     """Writes a file and returns its digest. The file is on the disk when this returns.
 
-    Every array is read in order even if the disk is full, because other workers may take part.
+    Every array is read, even if the disk is full, because other workers may take part in the reads.
 
     Args:
         path: The file.
-        facts: Facts for the header, which JSON can express.
-        arrays: NumPy arrays, or `Unread` ones; None for an array that is in another file.
+        facts: Facts for the header, as JSON.
+        arrays: NumPy arrays or `Unread` objects; None for an array that is in another file.
         mode: The permissions of the file.
     """
     forms = [None if one is None else [one.dtype.name, list(one.shape)] for one in arrays]

@@ -1,8 +1,9 @@
 """The variables of a backup: how each worker writes its shards, and reads them back.
 
-If workers divide variables, each worker writes a part, which is a file in the format of `storage`.
-The chief's file is written last, and names the parts with their sizes and digests. So a backup
-exists as soon as the chief's file does. Parts that no chief's file names are of no use.
+If workers divide variables, each worker writes a *part*: a file with its own shards, in the format
+of `storage`. The chief's file is written last, and contains the names and digests of all parts. So
+a backup is complete as soon as the chief's file exists. Parts that no chief's file names are not
+used.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def require_whole_parts(folder: Path, parts: Iterable[tuple[str, str]]) -> None:
 
 
 def remove_orphans(folder: Path, up_to: float = math.inf) -> None:
-    """Removes the parts of backups of which there is no chief's file.
+    """Removes the parts of those backups that have no chief's file.
 
     Args:
         folder: The folder of the backups.
@@ -85,15 +86,15 @@ def remove_orphans(folder: Path, up_to: float = math.inf) -> None:
 
 
 _Shards = dict[int, list[tuple[Region, StoredFile, int]]]
-"""The shards of each variable: the region of a shard, the file that has it, its number there."""
+"""By variable: each shard's region, the file that has the shard, and its index in that file."""
 
 
 @final
 class StoredVariables:
     """The variables of a backup, in the chief's file and in the parts.
 
-    A worker that has the same shards as the worker that wrote a part reads only the header of that
-    part.
+    A worker reads only the part of its own rank, if its shards are the same as when this part was
+    written. The chief also reads the headers of all other parts.
     """
 
     def __init__(self, chiefs: StoredFile, rank: int = 0) -> None:
@@ -119,7 +120,7 @@ class StoredVariables:
 
     @property
     def numbers(self) -> range:
-        """The numbers of the arrays in the chief's file; the first ones belong to variables."""
+        """The numbers of the arrays in the chief's file; the variables' numbers come first."""
         return range(len(self.chiefs.forms))
 
     def whole(self, variable: int) -> np.ndarray:
@@ -131,7 +132,10 @@ class StoredVariables:
         return self._joined(variable, region).reshape(self._shape(variable))
 
     def part(self, variable: int, region: Region) -> np.ndarray:
-        """Reads a region of a variable, and, if the files allow it, no other data."""
+        """Reads a region of a variable.
+
+        The whole variable is read only if its shards are laid out in another number of rows.
+        """
         if self.chiefs.forms[variable] is not None:
             return self.chiefs.columns(variable, region)
         for one, file, index in self._own.get(variable, ()):
@@ -195,7 +199,7 @@ def all_variables_of(model: keras.Model) -> list[keras.Variable]:
 
 
 def optimized_by(model: keras.Model, variables: Sequence[keras.Variable]) -> list[list[int] | None]:
-    """Returns the numbers of each optimizer's variables; None for an optimizer not yet built."""
+    """Returns, by optimizer, the numbers of the variables it was built for; None if not built."""
     numbers = {id(variable): number for number, variable in enumerate(variables)}
     listed: list[list[int] | None] = []
     for optimizer in keras_compat.optimizers_of(model):
@@ -237,8 +241,8 @@ def to_write(variables: Sequence[Any], elsewhere: Mapping[int, object]) -> list[
 
     Args:
         variables: The variables.
-        elsewhere: The variables that other files have, by their numbers; the returned list has None
-            for these variables.
+        elsewhere: The variables that other files contain, by their numbers; the returned list has
+            None for these variables.
     """
     listed: list[Any] = []
     for number, variable in enumerate(variables):
@@ -258,7 +262,7 @@ def _value(variable: Any) -> np.ndarray:
 
 
 def add_up_anew(variables: Sequence[Any], arrays: Sequence[object]) -> None:
-    """Divides the sums of metrics among the replicas as a run that restores the backup does.
+    """Assigns the sums of metrics anew to the replicas, as a run that restores the backup does.
 
     So this run and the restored run add the same numbers in the same order, and their results are
     equal to the last bit. All workers must call this function.
@@ -289,8 +293,8 @@ def restore(
 ) -> None:
     """Restores variables, each with its number in the backup. All workers must call this function.
 
-    If workers divide the variables, these are restored one after another. Each worker reads its own
-    shards, or gets whole variables from the chief if it does not see the files.
+    If workers divide the variables, the variables are restored one after another. If all workers
+    see the files, each worker reads its own shards. Otherwise the chief sends whole variables.
     """
     trainer = trainer_of(model)
     if trainer is None or not trainer.replicas.divides_state:
