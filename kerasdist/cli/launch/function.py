@@ -68,8 +68,8 @@ def launch(
     """Calls a function in several new processes of this machine, the workers of a job.
 
     This function is meant for notebooks and interactive interpreters; start a script by ``kerasdist
-    run``. The function may be defined in the notebook. Let the function itself make the strategy
-    and the model, and load the data, because its arguments and its result are pickled.
+    run``. The function may be defined in the notebook. The arguments and the result of the function
+    are pickled, so make the strategy and the model, and load the data, inside of the function.
 
     Example::
 

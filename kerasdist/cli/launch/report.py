@@ -121,7 +121,7 @@ def of_dry_run(spec: JobSpec) -> str:
 
 
 def _variables(slot: Slot, own: dict[str, str]) -> list[tuple[str, str]]:
-    """Returns the variables of a worker that this process, or ssh, does not already provide."""
+    """Returns the variables that the launcher sets for a worker; hides secret or random values."""
     before = {} if slot.host is None else start.for_another_machine(os.environ)
     shown = {**before, **own}
     hidden = {name: "<hidden>" for name in _HIDDEN if name in shown}

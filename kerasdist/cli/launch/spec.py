@@ -83,7 +83,8 @@ class WorkerExit:
         seconds: How long the worker ran.
         stopped: Whether the launcher had told the worker to stop.
         killed: Whether the launcher had to kill the worker by SIGKILL.
-        joined: Whether the worker joined the job, which a strategy of several workers does.
+        joined: Whether the worker joined the job. A worker joins when its script makes a strategy
+            for several workers.
         last_lines: The last lines of the worker's output.
     """
 
@@ -139,7 +140,8 @@ class AttemptResult:
         consequences = (ExitCode.LOST_WORKER, ExitCode.PREEMPTED)
         return min(
             failed,
-            # `min` prefers False: a failure to a loss, and a loss to a preemption.
+            # `min` chooses a worker that failed by itself before one that lost another worker, and
+            # either of them before a worker that was preempted.
             key=lambda each: (
                 each.exit_code in consequences,
                 each.exit_code == ExitCode.PREEMPTED,
