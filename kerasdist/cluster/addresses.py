@@ -2,10 +2,10 @@
 
 Workers find each other at the *coordinator*: a port of kerasdist's own on the machine of rank 0. If
 the environment names a port, another program listens there: torchrun's agent at ``MASTER_PORT``,
-TensorFlow's server at each address of ``TF_CONFIG``. In these cases the coordinator's port is
-larger by 1000 (`beside`). While that port belongs to another worker, 1000 is added again. If the
-environment names no port, `of_job` derives one from the job's number, so that two jobs on a machine
-have different ports. ``KERASDIST_COORDINATOR`` overrides any such choice.
+TensorFlow's server at each address of ``TF_CONFIG``. In these cases the coordinator's port is the
+named port plus 1000 (`beside`). While that sum is the port of another worker, 1000 is added again.
+If the environment names no port, `of_job` derives one from the job's number, so that two jobs on a
+machine have different ports. ``KERASDIST_COORDINATOR`` overrides any such choice.
 """
 
 from __future__ import annotations

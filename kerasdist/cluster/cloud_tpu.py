@@ -51,7 +51,7 @@ def read(variables: Variables) -> Membership | Absent:
 
 
 def _membership(variables: Variables, hosts: list[str], worker: int) -> Membership | Absent:
-    """Returns the membership of a worker in a slice of these hosts; there may be other slices."""
+    """Returns the membership of a worker; `hosts` are the hosts of the worker's own slice."""
     slices = variables.optional_integer("MEGASCALE_NUM_SLICES") or 1
     count = len(hosts) * slices
     if count == 1:

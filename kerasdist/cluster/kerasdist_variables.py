@@ -11,7 +11,7 @@ from kerasdist.cluster.spec import ClusterSpec, place_of
 from kerasdist.errors import ClusterError
 
 WORKERS = "KERASDIST_WORKERS"
-"""The number of workers, or their hosts, or their addresses ``host:port``, with commas."""
+"""The number of workers, or a list, with commas, of their hosts or of their ``host:port``."""
 
 RANK = "KERASDIST_RANK"
 """The rank of this process among the workers, from 0."""

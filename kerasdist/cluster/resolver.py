@@ -1,4 +1,4 @@
-"""Cluster resolvers: one for a cluster that a script describes, and one for each launcher."""
+"""Cluster resolvers: one for a cluster that a script describes, and one for each `Source`."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ class SimpleClusterResolver(ClusterResolver):
 
 
 SOURCES: dict[Source, type[EnvironmentResolver]] = {}
-"""The resolver of each source, in the order of precedence, which is the order of the classes."""
+"""The resolver of each source, in the order of precedence: the order of the classes below."""
 
 
 class EnvironmentResolver(ClusterResolver):

@@ -1,4 +1,4 @@
-"""A process's membership of a job, and the sources that tell it by environment variables."""
+"""Classes for a process's membership of a job, and for reading it from environment variables."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ class Source:
         needed: The environment variables without which the source is absent.
         others: Further variables that the source reads.
         read: The function that reads the variables.
-        hint: Advice for setting the coordinator, which an error gives if it is not known.
+        hint: The advice in the error that is raised if the source does not know the coordinator.
         is_of_place: Whether the source describes a task or pod, in which a launcher may have
             started several processes. Otherwise the program that set the variables has started
             exactly this process, or has given it its rank.

@@ -193,7 +193,7 @@ def _cluster() -> Iterator[Finding]:
         if resolver is not None:
             place = resolver.membership()
             found = f"worker {place.rank} of {place.num_workers}, told by {place.source}"
-            ok = "A script started here waits for the others."
+            ok = "A script started here waits for the other workers."
     except KerasdistError as error:
         found, problem = str(error), "A strategy would refuse to start. See kerasdist info."
     yield judge("environment", found, ok, problem=problem)

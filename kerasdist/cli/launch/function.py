@@ -106,7 +106,8 @@ def launch(
     if current_job() is not None or detection.detect() is not None:
         raise JobError(
             "Expected a process that is no worker of a job, since each of the workers would start "
-            f"others. Received: a worker, which calls launch({fn!r:.200}). Call the function."
+            f"others. Received: a worker, which calls launch({fn!r:.200}). Call the function "
+            "itself, without launch."
         )
     call = _pickled(fn, args)
     with tempfile.TemporaryDirectory(prefix="kerasdist-") as name:

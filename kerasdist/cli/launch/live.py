@@ -124,7 +124,7 @@ class Board:
 
 
 def report_in(line: bytes) -> State:
-    """Returns a worker's report; an empty one if the end of the worker cut the report off."""
+    """Returns a worker's report; an empty dict if the worker ended in the middle of its report."""
     try:
         report = json.loads(line)
     except ValueError:

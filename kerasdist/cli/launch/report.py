@@ -59,8 +59,8 @@ def of_attempt(result: AttemptResult, spec: JobSpec, number: int) -> str:
             f"warning: {total} workers ran, and none joined the job: if the script trains, each "
             "worker trained by itself, on all data, and the results are not one model. Make the "
             "strategy by kerasdist.MultiWorkerMirroredStrategy() or kerasdist.auto(), and the "
-            f"model in its scope. If they shall be independent, set {kerasdist_variables.CLUSTER}"
-            "=none"
+            "model in its scope. If the workers shall be independent, set "
+            f"{kerasdist_variables.CLUSTER}=none"
         )
     return "\n".join(lines)
 

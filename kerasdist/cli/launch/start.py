@@ -36,7 +36,7 @@ _THREADS = "OMP_NUM_THREADS"
 
 
 def job_variables(spec: JobSpec, attempt: int) -> dict[str, str]:
-    """Returns variables: the attempt's own job name, and a new secret unless the user set one."""
+    """Returns variables with the attempt's job id, and with a secret unless the user set one."""
     variables = {JOB_ID: f"{spec.run_id}-{attempt}"}
     if not spec.variables.get(SECRET) and not spec.variables.get(SECRET_FILE):
         variables[SECRET] = secrets.token_hex(32)

@@ -8,8 +8,8 @@ means that the launcher has ended, for whatever reason (SIGKILL, a lost connecti
 supervisor ends the worker too.
 
 The worker leads a process group. When the worker ends, the supervisor ends all processes that are
-left in the group. Signals go only to the worker itself. SIGTERM would also end the processes of a
-data loader, and then the worker would fail before it has saved a backup.
+left in the group. Signals go only to the worker itself. A SIGTERM to the group would also end the
+processes of a data loader, and then the worker would fail before it has saved a backup.
 
 For a worker on a machine that has joined the job, the launcher runs this file in place of ssh, and
 passes the number of a connection as argument. The supervisor is at the other end of that
@@ -100,7 +100,12 @@ class Orders(TypedDict):
 
 
 class Order(TypedDict):
-    """An order to fork a worker: its variables, and the names of those that hold file numbers."""
+    """An order to a warm process to fork a worker.
+
+    Attributes:
+        environment: The worker's environment variables.
+        files: The names of the variables whose values are numbers of open files.
+    """
 
     environment: dict[str, str]
     files: list[str]

@@ -127,7 +127,7 @@ class Pump:
         source.close()
 
     def _without_reports(self, chunk: bytes) -> tuple[bytes, bytes]:
-        """Passes the reports in a chunk to `told`; returns the rest, and an unfinished report."""
+        """Passes reports in a chunk to `told`; returns other bytes, and an unfinished report."""
         assert self.told is not None
         for report in _REPORT.findall(chunk):
             self.told(report)
@@ -297,7 +297,10 @@ class Worker:
         self.stop(signal.SIGKILL)
 
     def let_go(self) -> None:
-        """Closes this process's pipe to the supervisor, which ends the worker at the pipe's end."""
+        """Closes the supervisor's input in this process.
+
+        When no process has the other end of the input open, the supervisor ends the worker.
+        """
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
@@ -368,7 +371,7 @@ class ThisProcess:
         self._events.put(Exited(self.rank))
 
     def stop(self, number: int) -> None:
-        """Gives this process a signal, except SIGINT, which its script has already got."""
+        """Lets this process handle a signal; ignores SIGINT, which the script has already got."""
         if number == signal.SIGINT:
             return
         self.told_to_stop = True

@@ -44,7 +44,7 @@ def plan(
         int | None,
         option(
             "N",
-            "Examples on each device (default: the script's batch, divided by the devices).",
+            "Examples on each device (default: the script's batch / the number of devices).",
             min=1,
         ),
     ] = None,
@@ -186,6 +186,6 @@ def _require_compiler(chip: Chip) -> None:
     if not found:
         raise BackendError(
             f"Expected XLA's compiler for {chip.title} to be installed; the compiler needs no such "
-            f"device. Received: devices of {chip.name}, without the package. Install it: pip "
-            f"install --no-deps {packages}, or pip install 'kerasdist[plan]'."
+            f"device. Received: devices of {chip.name}, without the compiler's package. Install "
+            f"it: pip install --no-deps {packages}, or pip install 'kerasdist[plan]'."
         )

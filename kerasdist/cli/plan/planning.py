@@ -150,7 +150,7 @@ def scaling(
 
 
 def collective_time(collective: Collective, target: Target) -> float:
-    """Returns the seconds that a collective of a step on the target takes."""
+    """Returns how many seconds a collective takes on a target."""
     chip, all_devices = target.chip, target.devices
     taking_part = collective.devices or all_devices
     if all_devices == 1:
@@ -448,6 +448,6 @@ def examples_of(global_batch: int, target: Target, asked: int | None) -> int:
         raise InputError(
             f"Expected a global batch of at least {target.devices} examples, one for each device. "
             f"Received: {global_batch} examples in the script's first batch. Give "
-            "--batch-per-device N, or a larger batch_size to fit."
+            "--batch-per-device N, or give fit a larger batch_size."
         )
     return global_batch // target.devices

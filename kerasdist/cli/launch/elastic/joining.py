@@ -85,7 +85,7 @@ class Seats:
             return list(self._waiting)
 
     def take(self, slot: Slot) -> socket.socket:
-        """Returns the connection of a waiting seat, which then no longer waits."""
+        """Removes a seat from the waiting seats, and returns the seat's connection."""
         with self._lock:
             return self._waiting.pop(slot)
 

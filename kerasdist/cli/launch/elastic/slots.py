@@ -6,7 +6,7 @@ answers. A slot whose worker failed by itself in two attempts, without a backup 
 left out for a while, because its GPU may be broken, for example. A machine that joins
 (`joining.py`) adds slots as long as its connections are open. The job uses unused slots at its next
 restart or its next backup. At a backup the launcher ends the workers and starts a larger number of
-workers. They can continue from the backup, although fewer workers have written it.
+workers. The new workers can continue from a backup that a smaller number of workers has written.
 """
 
 from __future__ import annotations
@@ -121,7 +121,8 @@ class ElasticSlots:
         consequences = (0, ExitCode.LOST_WORKER, ExitCode.PREEMPTED)
         failed = [each for each in endings if not each.stopped and each.exit_code]
         to_blame = [each for each in failed if each.exit_code not in consequences]
-        # A worker that hangs does not fail: the other workers report its loss, and it is killed.
+        # A worker that hangs does not fail by itself. The other workers report the worker as lost,
+        # and the launcher kills the worker.
         to_blame = to_blame or [each for each in endings if each.killed]
         for each in to_blame:
             slot = self._used[each.rank]
