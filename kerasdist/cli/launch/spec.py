@@ -135,13 +135,15 @@ class AttemptResult:
 
     @property
     def cause(self) -> WorkerExit | None:
-        """The first worker that failed by itself; if there is none, the first that failed."""
+        """The worker that failed first; None if no worker failed.
+
+        A worker that failed by itself counts before a worker that lost another worker, and both of
+        them count before a worker that was preempted.
+        """
         failed = [each for each in self.endings if each.exit_code and not each.stopped]
         consequences = (ExitCode.LOST_WORKER, ExitCode.PREEMPTED)
         return min(
             failed,
-            # `min` chooses a worker that failed by itself before one that lost another worker, and
-            # either of them before a worker that was preempted.
             key=lambda each: (
                 each.exit_code in consequences,
                 each.exit_code == ExitCode.PREEMPTED,
@@ -158,7 +160,7 @@ class AttemptResult:
 
     @property
     def exit_code(self) -> int:
-        """The launcher's own exit code: the exit code of the worker that failed first."""
+        """The launcher's own exit code: that of `cause`, or 128 + n after signal n, or 0."""
         if self.preempted:
             return ExitCode.PREEMPTED
         if self.cause is not None:
