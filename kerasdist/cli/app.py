@@ -46,7 +46,7 @@ app = typer.Typer(
     name="kerasdist",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,  # the tables of rich would show <bool> for a flag
+    rich_markup_mode=None,  # the help tables of rich would show <bool> beside each flag
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
@@ -73,9 +73,10 @@ def run(
         str | None,
         option(
             "N|gpu|A:B",
-            "Number of workers; gpu: one per GPU of this machine (default: all slots of "
-            "--hosts; without hosts gpu on PyTorch, if there are GPUs, and 1 elsewhere); A:B: up "
-            "to B, and the job goes on as long as A are left.",
+            "Number of workers; gpu: one per GPU of this machine; A:B: up to B workers, and the "
+            "job continues while at least A of them are left. Default: with --hosts, the sum of "
+            "its numbers, such as 8 for h1:4,h2:4; otherwise one per GPU on PyTorch, and 1 on "
+            "other backends or without GPUs.",
             "--workers",
             "-n",
         ),
@@ -92,8 +93,9 @@ def run(
         int | None,
         option(
             "PORT",
-            "With A:B: other machines may join (kerasdist join) by this port; 0: any free port. "
-            "They and this process need the same KERASDIST_SECRET or KERASDIST_SECRET_FILE.",
+            "With --workers A:B: the port by which other machines may join (kerasdist join); 0: "
+            "any free port. Those machines and this process need the same KERASDIST_SECRET or "
+            "KERASDIST_SECRET_FILE.",
             min=0,
         ),
     ] = None,
@@ -109,24 +111,28 @@ def run(
     ] = None,
     live: Annotated[
         Literal["auto", "on", "off"],
-        option("auto|on|off", "A table of all workers, kept up to date; auto: on a terminal."),
+        option(
+            "auto|on|off",
+            "Show all workers in a table that is kept up to date; auto: only on a terminal.",
+        ),
     ] = "auto",
     profile: Annotated[
         str | None,
         option("FIRST:LAST", "Profile these steps of fit on every worker, for example 10:20."),
     ] = None,
     profile_dir: Annotated[
-        Path, option("FOLDER", "The folder of the profile, trace.json.gz.")
+        Path, option("FOLDER", "The folder for the profile, which the file trace.json.gz holds.")
     ] = Path("profile"),
     timeout_on_stop: Annotated[
-        float, option("SECONDS", "Time from SIGTERM to SIGKILL.", min=0.0)
+        float, option("SECONDS", "The time that workers have from SIGTERM to SIGKILL.", min=0.0)
     ] = STOP_SECONDS,
     env: Annotated[
         list[str] | None,
         option(
             "NAME[=VALUE]",
-            "A variable for all workers; without =VALUE it gets the value that it has here, "
-            "which then appears in no process list. May be given several times.",
+            "An environment variable for all workers. Without =VALUE, workers get the value that "
+            "the variable has in this process, and no process list shows the value. May be given "
+            "several times.",
             show_default=False,
         ),
     ] = None,
@@ -141,7 +147,7 @@ def run(
         ),
     ] = False,
 ) -> None:
-    """Start a script as several workers, and end them all when one fails.
+    """Start a script as several workers, and end all workers when one fails.
 
     Options of kerasdist come before the script: kerasdist run --workers 2 train.py.
     """
@@ -161,7 +167,8 @@ def run(
         stop_seconds=timeout_on_stop,
         environment=dict(_variable(each) for each in env or ()),
     )
-    # A backend that is not installed here may be installed on another machine.
+    # Only the backend's name is checked, and not whether the backend is installed on this machine,
+    # because the workers may run on other machines.
     choice = backend_choice(spec.variables)
     with showing_errors(1):
         if not choice.is_keras_backend:
@@ -202,7 +209,7 @@ def join(
         raise typer.Exit(Machine(host, port, count).serve())
 
 
-# The functions of the other commands are in the packages that do their work.
+# Each of the other commands is a function of another module.
 app.command(short_help="Show the cluster that is detected, and what is installed.")(info.info)
 app.command(cls=PlainCommand, short_help="Predict memory and time on accelerators.")(
     showing_errors(2)(command.plan)
@@ -217,7 +224,7 @@ app.command(
 
 
 def _warn_of_misplaced_options(context: typer.Context, script: str, arguments: list[str]) -> None:
-    """Warns if the script gets an option of kerasdist that kerasdist itself did not get.
+    """Warns if an option of kerasdist is given after the script's name, and not before it.
 
     This is not an error, because a script may have its own option ``--workers``.
     """
@@ -236,7 +243,7 @@ def _warn_of_misplaced_options(context: typer.Context, script: str, arguments: l
 
 
 def _range_of(text: str | None) -> tuple[int | None, int | Literal["gpu"] | None]:
-    """Returns the least and the largest number of workers; the least is None without ``A:B``."""
+    """Returns the smallest and the largest number of workers; the smallest is None without A:B."""
     words = (text or "").split(":")
     if len(words) != 2:
         return None, number_of_workers(text)

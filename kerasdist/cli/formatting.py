@@ -15,7 +15,7 @@ from kerasdist.errors import BackendError
 
 
 def require_matplotlib() -> None:
-    """Refuses `--plot` if matplotlib is missing, before anything is compiled."""
+    """Raises an error if matplotlib, which `--plot` needs, is not installed."""
     if not is_installed("matplotlib"):
         raise BackendError(
             "Expected matplotlib to be installed, which draws the plot. Received: --plot, without "
@@ -55,7 +55,7 @@ def figure(path: Path, title: str, counts: Sequence[int], x: str, y: str) -> Gen
 def annotate(
     axes: Any, xs: Sequence[float], ys: Sequence[float], texts: Sequence[str], above: int
 ) -> None:
-    """Writes a text above or below each point."""
+    """Writes a text above each point of a plot, or below each point if `above` is negative."""
     for *place, text in zip(xs, ys, texts, strict=True):
         axes.annotate(text, place, (0, above), textcoords="offset points", ha="center", fontsize=8)
 

@@ -32,7 +32,7 @@ class PlainCommand(TyperCommand):
 
 
 def option(metavar: str | None, text: str, *names: str, **more: Any) -> Any:
-    """Returns typer's description of an option whose value is shown as `metavar`."""
+    """Returns typer's description of an option; the help shows the option's value as `metavar`."""
     return typer.Option(*names, metavar=metavar, help=text, **more)
 
 
@@ -53,7 +53,7 @@ Plot = Annotated[Path | None, option("FILE", "Draw the scaling, with matplotlib.
 
 @contextlib.contextmanager
 def showing_errors(exit_code: int) -> Generator[None]:
-    """Prints an error of kerasdist as one line, and ends the command with this exit code."""
+    """Prints an error of kerasdist or the system as one line, and exits with `exit_code`."""
     try:
         yield
     except (KerasdistError, OSError) as error:
@@ -62,7 +62,7 @@ def showing_errors(exit_code: int) -> Generator[None]:
 
 
 def listed(hosts: str | None) -> tuple[str, ...]:
-    """Returns the hosts of a job, from the text of an option."""
+    """Returns `JobSpec.hosts` for the text of ``--hosts``; empty if the option is absent."""
     return () if hosts is None else (hosts,)
 
 

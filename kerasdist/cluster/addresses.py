@@ -2,10 +2,10 @@
 
 Workers find each other at the *coordinator*: a port of kerasdist's own on the machine of rank 0. If
 the environment names a port, another program listens there: torchrun's agent at ``MASTER_PORT``,
-TensorFlow's server at each address of ``TF_CONFIG``. In all these cases `beside` chooses a port
-that is larger by 1000, and again by 1000 while that is another worker's port. If the environment
-names no port, `of_job` derives one from the job's number, so that two jobs on a machine have
-different ports. ``KERASDIST_COORDINATOR`` overrides both.
+TensorFlow's server at each address of ``TF_CONFIG``. In these cases the coordinator's port is the
+named port plus 1000 (`beside`). While that sum is the port of another worker, 1000 is added again.
+If the environment names no port, `of_job` derives one from the job's number, so that two jobs on a
+machine have different ports. ``KERASDIST_COORDINATOR`` overrides any such choice.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ DISTANCE = 1000
 """kerasdist's port is the port that the environment names, plus this number."""
 
 DEFAULT_PORT = 27182
-"""The port, if the environment describes hosts without ports."""
+"""kerasdist's port, if the environment describes hosts without ports."""
 
 # Linux uses ports from 32768 for outgoing connections, so any of them may be in use.
 _FIRST_OF_JOBS, _END_OF_JOBS = 20_000, 32_768

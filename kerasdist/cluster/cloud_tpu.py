@@ -51,14 +51,14 @@ def read(variables: Variables) -> Membership | Absent:
 
 
 def _membership(variables: Variables, hosts: list[str], worker: int) -> Membership | Absent:
-    """Returns a worker's membership; environment variables describe the other slices."""
+    """Returns the membership of a worker; `hosts` are the hosts of the worker's own slice."""
     slices = variables.optional_integer("MEGASCALE_NUM_SLICES") or 1
     count = len(hosts) * slices
     if count == 1:
         return Absent("This TPU slice has one host.")
     index = variables.optional_integer("MEGASCALE_SLICE_ID") or 0
     rank = index * len(hosts) + worker
-    # With several slices, this is the host of libtpu's own coordinator, on the machine of rank 0.
+    # `first` is the host of rank 0. With several slices, libtpu's own coordinator is on this host.
     first = hosts[0]
     if slices > 1:
         first = variables.text("MEGASCALE_COORDINATOR_ADDRESS").partition(":")[0]

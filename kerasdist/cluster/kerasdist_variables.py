@@ -11,7 +11,7 @@ from kerasdist.cluster.spec import ClusterSpec, place_of
 from kerasdist.errors import ClusterError
 
 WORKERS = "KERASDIST_WORKERS"
-"""The number of workers; or, with commas, their ``host:port`` or their hosts."""
+"""The number of workers, or a list, with commas, of their hosts or of their ``host:port``."""
 
 RANK = "KERASDIST_RANK"
 """The rank of this process among the workers, from 0."""
@@ -46,7 +46,7 @@ RESTART = "KERASDIST_RESTART"
 
 
 def read(variables: Variables) -> Membership:
-    """Returns the process's place that kerasdist's own variables describe."""
+    """Returns this process's membership of a job, from kerasdist's own variables."""
     rank, (count, known, coordinator) = variables.integer(RANK), workers(variables.text(WORKERS))
     local = variables.local([LOCAL_RANK], [LOCAL_WORKERS])
     return variables.worker(rank, count, coordinator, addresses=known, local=local)

@@ -1,4 +1,4 @@
-"""Cluster resolvers: for a cluster that the script describes, and one for each other source."""
+"""Cluster resolvers: one for a cluster that a script describes, and one for each `Source`."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ class SimpleClusterResolver(ClusterResolver):
 
 
 SOURCES: dict[Source, type[EnvironmentResolver]] = {}
-"""The resolver of each source, in the order of precedence, which is that of the classes below."""
+"""The resolver of each source, in the order of precedence: the order of the classes below."""
 
 
 class EnvironmentResolver(ClusterResolver):
@@ -254,7 +254,8 @@ class SlurmClusterResolver(EnvironmentResolver, source=sources.SLURM):
     """
 
 
-# Slurm comes before MPI: `srun --mpi=pmi2` sets PMI's variables too, and Slurm knows hosts.
+# Slurm comes before MPI, because `srun --mpi=pmi2` sets PMI's variables too, but only Slurm's
+# variables name the hosts.
 @final
 class OpenMPIClusterResolver(EnvironmentResolver, source=sources.OPEN_MPI):
     """The cluster of processes that Open MPI's ``mpirun`` has started."""

@@ -1,4 +1,4 @@
-"""A process's place in a job, and the sources that describe it by environment variables."""
+"""Classes for a process's membership of a job, and for reading it from environment variables."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ class Variables:
         addresses: tuple[str, ...] = (),
         local: tuple[int | None, int | None] = (None, None),
     ) -> Membership:
-        """Returns the place of a process whose source counts only workers, without a chief.
+        """Returns the membership of a process, if its source has workers but no separate chief.
 
         Args:
             rank: The rank of the process.
@@ -168,7 +168,11 @@ class Variables:
     def task(
         self, cluster: ClusterSpec, task_type: str, task_id: int, coordinator: str | None = None
     ) -> Membership:
-        """Returns the place of a task in a cluster at whose addresses other programs listen."""
+        """Returns the membership of a task in a cluster.
+
+        Other programs listen at the cluster's addresses, so the coordinator gets another port,
+        unless `coordinator` or ``KERASDIST_COORDINATOR`` is given.
+        """
         rank, listed = place_of(cluster, task_type, task_id, self._source)
         if coordinator is None:
             coordinator = self.coordinator(addresses.coordinator_of(listed, self._source))
@@ -186,7 +190,7 @@ class Source:
         needed: The environment variables without which the source is absent.
         others: Further variables that the source reads.
         read: The function that reads the variables.
-        hint: How to set the coordinator, if the source may not know it.
+        hint: The advice in the error that is raised if the source does not know the coordinator.
         is_of_place: Whether the source describes a task or pod, in which a launcher may have
             started several processes. Otherwise the program that set the variables has started
             exactly this process, or has given it its rank.

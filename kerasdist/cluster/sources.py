@@ -1,7 +1,8 @@
 """The table of launchers and schedulers whose environment variables describe a cluster.
 
-For each of them, a function reads the variables, and an entry says which variables these are. Two
-sources have their own files: kerasdist's own variables, and Cloud TPU, which also asks the machine.
+For each launcher or scheduler, a function reads the variables, and a `Source` lists their names.
+Two sources have their own files: kerasdist's own variables, and Cloud TPU, which also asks the
+metadata server.
 """
 
 from __future__ import annotations
@@ -161,7 +162,7 @@ def _count_tasks_of_node(variables: Variables) -> int | None:
 
 
 def _port_of(job: str | None) -> int:
-    """Returns a port that is equal on every rank of a job, and different for other jobs."""
+    """Returns a port that all ranks of a job compute alike; most other jobs get other ports."""
     return addresses.DEFAULT_PORT if job is None else addresses.of_job(zlib.crc32(job.encode()))
 
 
@@ -235,8 +236,8 @@ _INDEX, _SERVICE = "JOB_COMPLETION_INDEX", "KERASDIST_SERVICE"
 def _read_kubernetes(variables: Variables) -> Membership | Absent:
     """Reads the index of a pod in an indexed Job or JobSet, and further variables of its manifest.
 
-    Kubernetes gives a pod its index, but not the number of pods, which ``KERASDIST_WORKERS`` must
-    have. Without that variable the pods of a Job are independent.
+    Kubernetes gives a pod its index, but not the number of pods. ``KERASDIST_WORKERS`` must give
+    this number. Without that variable the pods of a Job are independent.
     """
     own = kerasdist_variables
     if not variables.has(own.WORKERS):

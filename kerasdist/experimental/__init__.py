@@ -24,9 +24,10 @@ def preempt(
     workers save a backup and end their scripts with exit code 76
     (`kerasdist.job.interruption.ExitCode` ``.PREEMPTED``). A restarted run continues exactly at
     that batch. Outside of `fit` the signal ends the process at once, with exit code 128 plus the
-    signal's number, and so does a second signal.
+    signal's number. A second signal has the same effect.
 
-    Workers ask each other after every batch, which costs a fraction of a millisecond.
+    After every batch, the workers ask each other whether one of them got a signal. This costs a
+    fraction of a millisecond.
 
     Example::
 
@@ -39,7 +40,7 @@ def preempt(
         signals: The signals that have this effect.
 
     Raises:
-        ValueError: If this is not the main thread, because only that can handle signals.
+        ValueError: If this is not the main thread, because Python handles signals only there.
     """
 
     def asked(number: int, frame: object) -> None:

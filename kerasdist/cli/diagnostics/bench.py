@@ -138,7 +138,8 @@ def bench(
         str | None,
         option(
             "N,N,...",
-            "Numbers of workers (default: 1, 2, 4, ... up to the GPUs, slots or cores).",
+            "Numbers of workers (default: 1, 2, 4, ... up to the number of GPUs, of cores (8 at "
+            "most), or of slots in --hosts).",
             "--workers",
             "-n",
         ),
@@ -152,7 +153,7 @@ def bench(
 
     The script, or a model of kerasdist's own, is trained by 1, 2, ... workers. The command shows
     the throughput of training, and the bandwidth between the replicas relative to what the links
-    allow. The script is not changed; the longest of its calls of fit is measured.
+    allow. The script needs no changes. The longest of its calls of fit is measured.
     """
     if plot is not None:
         require_matplotlib()
@@ -218,16 +219,17 @@ def _measure(spec: JobSpec, backend: str, count: int, seconds: float) -> Row:
 
 
 def _first_gpus(count: int) -> dict[str, str]:
-    """Returns the variable that shows only `count` GPUs to the workers of a machine.
+    """Returns the environment variable that shows only `count` of the GPUs to the workers.
 
-    So each worker gets one GPU; otherwise fewer workers than GPUs would have several GPUs each.
+    So each of `count` workers gets one GPU. Without the variable, the workers would divide all GPUs
+    among themselves.
     """
     variable, names = gpus.offered(os.environ)
     return {variable: ",".join(names[:count])} if 0 < count < len(names) else {}
 
 
 def reference(*, is_one_machine: bool) -> Reference | None:
-    """Returns the rate of the links between GPUs, from NVML and the table of chips; or None.
+    """Returns the rate of the links between GPUs; None if NVML or the table of chips lacks it.
 
     Args:
         is_one_machine: Whether all workers are on this machine.
@@ -246,7 +248,7 @@ def reference(*, is_one_machine: bool) -> Reference | None:
 
 
 def show(scaling: Scaling, console: Console) -> None:
-    """Prints the table for human readers."""
+    """Prints the measurements as a table with notes, for human readers."""
     rows = scaling.measured
     has_batch = all(row.measured["batch"] for row in rows)
     several = any(row.replicas != row.workers for row in rows)

@@ -1,9 +1,9 @@
-"""A worker of ``kerasdist bench``: trains its own model, or runs a command on some cores.
+"""A worker of ``kerasdist bench``: trains kerasdist's model, or runs a command on some cores.
 
     python -m kerasdist.cli.diagnostics.bench_worker [CORES COMMAND...]
 
-Without the limit to some cores, one worker would use all cores, and two workers would share them
-without speed-up.
+Without a limit, one worker would use all cores. Two workers would share the same cores, and so show
+no speed-up.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _CPU, _ACCELERATOR = (512, 4), (4096, 8)
 
 
 def run_on_own_cores(size: int, command: list[str]) -> NoReturn:
-    """Replaces this process by a command that runs on its worker's share of the cores."""
+    """Replaces this process by a command that runs on `size` cores of this worker's own."""
     first = int(os.environ[LOCAL_RANK]) * size
     cores = sorted(os.sched_getaffinity(0))[first : first + size]
     os.sched_setaffinity(0, cores)

@@ -78,7 +78,7 @@ def collectives(strategy: Strategy) -> list[Finding]:
     assert replicas is not None
     total = _run(strategy, lambda here, x: here.all_reduce("SUM", x), (3,), 1)
     gathered = _run(strategy, lambda here, x: here.all_gather(x, axis=0), (2, 1), 0)
-    # A variable that differs between workers must get the value that it has on the chief.
+    # `equalize` must give the variable the chief's value, 0, on every worker.
     with strategy.scope():
         variable = keras.Variable(np.full((3,), replicas.rank, "float32"))
     replicas.equalize([variable])
@@ -90,7 +90,7 @@ def collectives(strategy: Strategy) -> list[Finding]:
 
 
 def _run(strategy: Strategy, call: Any, shape: tuple[int, ...], first: int) -> list[Array]:
-    """Calls a collective with arrays that hold each replica's number, counted from `first`."""
+    """Runs a collective on all replicas; a replica's array is filled with its number + `first`."""
 
     def replica(x: Any) -> Any:
         here = get_replica_context()

@@ -41,7 +41,7 @@ class Finding:
 def judge(
     check: str, found: str, ok: str, *, warning: str = "", problem: str = "", where: str = ""
 ) -> Finding:
-    """Returns a finding that is ok, if neither `warning` nor `problem` has a text."""
+    """Returns a finding; its verdict is ``ok`` unless `problem` or `warning` has a text."""
     verdict: Verdict = "problem" if problem else "warning" if warning else "ok"
     return Finding(check, verdict, found, problem or warning or ok, where)
 
@@ -57,7 +57,7 @@ def as_dicts(findings: Iterable[Finding]) -> list[dict[str, str]]:
 
 
 def of_dicts(given: Iterable[dict[str, Any]], where: str) -> list[Finding]:
-    """Returns the findings from dicts that `as_dicts` made on another machine."""
+    """Returns the findings from dicts that `as_dicts` made in another process."""
     return [Finding(**{**one, "where": where}) for one in given]
 
 

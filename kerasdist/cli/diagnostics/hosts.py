@@ -1,9 +1,9 @@
 """``kerasdist doctor`` for this machine, or for several hosts and the connections between them.
 
-For several hosts, it starts an agent on each: ``python -m kerasdist.cli.diagnostics.hosts``. The
-agent reads a first line with environment variables as JSON, and writes a first line with its
-findings. The agent then reads a second line with the other hosts, and writes a second line that
-says which of them it can reach.
+For several hosts, the command starts an agent on each host by ``python -m
+kerasdist.cli.diagnostics.hosts``. The agent's first input line has environment variables as JSON,
+and its first output line has its findings. The second input line lists the other hosts. The second
+output line says which of these hosts the agent can reach.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Agent:
     """A process that runs on a host and examines that host.
 
     Attributes:
-        name: The name of the host for ssh and for the other hosts.
+        name: The host's name, by which the other hosts find it.
     """
 
     def __init__(self, host: str | None) -> None:
@@ -210,7 +210,7 @@ def main() -> None:
 
 
 def serve(others: TextIO, answers: TextIO) -> None:
-    """Writes what this host has, and then an answer to each line about other hosts."""
+    """Writes this host's findings, and then, for each line of `others`, the hosts it can reach."""
     versions = info.gather().versions
     facts = {
         "findings": findings.as_dicts(machine.look()),
@@ -229,7 +229,10 @@ def serve(others: TextIO, answers: TextIO) -> None:
 
 
 def _listen() -> dict[str, object]:
-    """Listens on a port that jobs use, and sends a random name to every connection."""
+    """Starts a server that sends a random name to every client; returns its port and the name.
+
+    The port is one of the ports for jobs, because a firewall may block them.
+    """
     server, name = listening(""), secrets.token_hex(8)
     threading.Thread(target=_greet, args=(server, name), daemon=True).start()
     return {"port": server.getsockname()[1], "name": name}
@@ -243,7 +246,7 @@ def _greet(server: socket.socket, name: str) -> None:
 
 
 def _reached(target: Mapping[str, Any]) -> dict[str, object]:
-    """Returns another host's addresses, and an error if this host cannot reach it."""
+    """Returns the addresses of another host, and an error if that host cannot be reached."""
     try:
         addresses = machine.resolved(target["host"])
     except OSError as error:

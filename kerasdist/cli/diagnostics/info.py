@@ -40,14 +40,15 @@ _DEVICE_VARIABLES = (
 @final
 @dataclass(frozen=True)
 class SourceFacts:
-    """The statement of one source of information about the cluster.
+    """What one source, such as torchrun or Slurm, says about the cluster.
 
     Attributes:
         name: The name of the source.
-        verdict: ``"believed"`` for the source that counts; ``"agrees"`` for a source that describes
-            the same place; ``"contradicts"`` if the sources contradict each other; ``"wrong"`` if
-            the variables have an error; ``"absent"`` without a cluster; or ``"outer"``, which means
-            that the source describes the task in which a launcher runs.
+        verdict: ``"believed"`` for the source whose answer is used; ``"agrees"`` for a source that
+            gives the same rank and number of workers; ``"contradicts"`` if the sources contradict
+            each other; ``"wrong"`` if the variables have an error; ``"absent"`` if the source
+            describes no cluster; or ``"outer"`` if the source describes the task or pod in which a
+            launcher has started this process.
         reason: Why the source has this verdict.
         variables: The environment variables of the source that are set.
     """

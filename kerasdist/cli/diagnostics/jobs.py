@@ -1,4 +1,4 @@
-"""``kerasdist test``, and the code with which checks run as a job of several workers."""
+"""``kerasdist test``, and functions that run a check as a job of several workers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from kerasdist.job import launcher
 
 _WORKER = "kerasdist.cli.diagnostics.cluster_test_worker"
 
-# By default GPUs round products of float32 to TF32, which would look like errors.
+# By default GPUs multiply float32 matrices in TF32, and its rounding would look like an error.
 _FULL_FLOAT32 = {
     "NVIDIA_TF32_OVERRIDE": "0",
     "JAX_DEFAULT_MATMUL_PRECISION": "highest",
@@ -38,12 +38,12 @@ _FULL_FLOAT32 = {
 
 
 def has_accelerator() -> bool:
-    """Returns whether this machine has a GPU that a process sees, or a TPU."""
+    """Returns whether this machine has a TPU, or a GPU that is visible to this process."""
     return bool(gpus.visible()) or cloud_tpu.has_tpus()
 
 
 def cpu_variables(hosts: str | None, devices_per_worker: int | None = None) -> dict[str, str]:
-    """Returns variables that make workers compute on CPUs; empty if they may use accelerators."""
+    """Returns variables that make workers compute on CPUs; none if workers may use accelerators."""
     if devices_per_worker is None and (hosts or has_accelerator()):
         return {}
     return {gpus.CUDA: "-1", "JAX_PLATFORMS": "cpu"}
@@ -79,7 +79,7 @@ def run(
         spec: The description of the job.
         backend: The backend for Keras.
         seconds: The time after which the job is ended.
-        without: The failure to report if the job ended well but printed no result.
+        without: The failure to report if the job succeeded but printed no result.
 
     Returns:
         The results, in the order in which they were printed.
@@ -138,10 +138,10 @@ def compare(
     timeout: Seconds = 300.0,
     as_json: AsJson = False,
 ) -> None:
-    """Train for some seconds here, and compare the weights with one device.
+    """Train for some seconds, and compare the weights with training on one device.
 
-    For each backend a job of this machine, or of --hosts, sums, gathers and broadcasts, measures
-    the bandwidth, and trains 20 steps. The exit code is 1 if something is wrong.
+    For each backend, a job on this machine, or on --hosts, checks sums, gathers and broadcasts,
+    measures the bandwidth, and trains 20 steps. The exit code is 1 if something is wrong.
     """
     count = number_of_workers(workers)
     if count is None and not hosts and not has_accelerator():

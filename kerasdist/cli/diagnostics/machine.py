@@ -46,7 +46,7 @@ _LEAST_FILES = 4096
 _NCCL = ("nvidia-nccl-cu12", "nvidia-nccl-cu13")
 _BUSY = 0.1
 _SECONDS_TO_IMPORT = 45.0  # Less than the time for which other hosts wait for the findings.
-# Bytes per second of one PCIe lane in one direction, by generation, after encoding.
+# Bytes of data per second over one PCIe lane in one direction, by PCIe generation.
 _PCIE_LANE = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7.563e9}
 _MAX_NVLINKS = 18
 
@@ -122,7 +122,7 @@ def _internals() -> Iterator[Finding]:
 
 
 def tell_internals() -> None:
-    """Prints findings about the private functions that this process lacks, as JSON."""
+    """Prints, as JSON, findings about private functions that Keras or the backend lacks."""
     backend = backend_choice().name
     tables = ("kerasdist.keras_compat.internals", f"kerasdist.backends.{backend}.internals")
     used = [
@@ -164,7 +164,7 @@ def _backend() -> Iterator[Finding]:
 
 
 def _is_built_for_cpus(backend: str) -> bool:
-    """Returns whether a framework's package is for CPUs alone; JAX's packages do not show that."""
+    """Returns whether a framework's package is for CPUs alone; always False for JAX."""
     if backend == "torch":
         return (version_of("torch") or "").endswith("+cpu")
     has_both = version_of("tensorflow-cpu") and version_of("tensorflow")
@@ -193,7 +193,7 @@ def _cluster() -> Iterator[Finding]:
         if resolver is not None:
             place = resolver.membership()
             found = f"worker {place.rank} of {place.num_workers}, told by {place.source}"
-            ok = "A script started here waits for the others."
+            ok = "A script started here waits for the other workers."
     except KerasdistError as error:
         found, problem = str(error), "A strategy would refuse to start. See kerasdist info."
     yield judge("environment", found, ok, problem=problem)
@@ -215,7 +215,7 @@ def _ports() -> Iterator[Finding]:
 
 
 def _name() -> Iterator[Finding]:
-    """Checks whether the machine's own name leads to an address that others can reach."""
+    """Checks whether the machine's own name has an address that other machines can reach."""
     name, said = socket.gethostname(), ""
     try:
         known = resolved(name)

@@ -68,8 +68,8 @@ def launch(
     """Calls a function in several new processes of this machine, the workers of a job.
 
     This function is meant for notebooks and interactive interpreters; start a script by ``kerasdist
-    run``. The function may be defined in the notebook. Let the function itself make the strategy
-    and the model, and load the data, because its arguments and its result are pickled.
+    run``. The function may be defined in the notebook. The arguments and the result of the function
+    are pickled, so make the strategy and the model, and load the data, inside of the function.
 
     Example::
 
@@ -106,7 +106,8 @@ def launch(
     if current_job() is not None or detection.detect() is not None:
         raise JobError(
             "Expected a process that is no worker of a job, since each of the workers would start "
-            f"others. Received: a worker, which calls launch({fn!r:.200}). Call the function."
+            f"others. Received: a worker, which calls launch({fn!r:.200}). Call the function "
+            "itself, without launch."
         )
     call = _pickled(fn, args)
     with tempfile.TemporaryDirectory(prefix="kerasdist-") as name:

@@ -50,10 +50,10 @@ SETTLE_SECONDS = 0.5
 """After a failure the launcher waits this long for workers that fail by themselves as well."""
 
 LOST_SECONDS = 15.0
-"""The launcher waits this long for a worker that another worker reports as lost.
+"""The launcher waits this long for the end of a worker that another worker reports as lost.
 
-A failing worker first reports its failure to the others. Its framework may then delay its end, for
-as long as `kerasdist.job.monitor` allows.
+A failing worker first reports its failure to the other workers. The framework may then delay the
+end of the failing worker, for as long as `kerasdist.job.monitor` allows.
 """
 
 KILL_SECONDS = 3.0
@@ -72,12 +72,13 @@ class Attempt:
     """One start of a job.
 
     Attributes:
-        to_begin: An iterable that starts each worker when it yields it.
+        to_begin: An iterable that starts the workers one after another, and yields each.
         events: The queue of the workers' events.
         stop_seconds: How long workers have from SIGTERM to SIGKILL.
         number: The number of earlier attempts.
-        chief_leads: Whether rank 0 has started the other workers. If so, they are ended when rank 0
-            ends, and a signal is only passed on, because a script may handle the signal and go on.
+        chief_leads: Whether rank 0 has started the other workers. If so, the end of rank 0 ends the
+            other workers. A signal is then only passed on to all workers, because the script may
+            handle the signal and go on.
     """
 
     to_begin: Iterable[Held]
@@ -128,7 +129,7 @@ class Attempt:
             self._act()
 
     def _next_event(self) -> Event | None:
-        """Waits for an event, or for the time of the next signal."""
+        """Waits for an event; returns None when it is time to send the next signal to workers."""
         at = min(self._stop_at, self._kill_at, self._abandon_at)
         try:
             return self.events.get(
@@ -158,7 +159,7 @@ class Attempt:
             self._kill_at = time.monotonic()
             return
         self._signal = number
-        # Workers get SIGTERM, which scripts handle, for SIGHUP (a closed terminal) too.
+        # SIGHUP (a closed terminal) is passed on as SIGTERM, because scripts handle SIGTERM.
         self._stop(signal.SIGTERM if number == signal.SIGHUP else number)
 
     @property

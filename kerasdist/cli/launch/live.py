@@ -78,7 +78,7 @@ class Board:
             workers = [dict(one) for one in self._workers]
             attempt = self._attempt
         rates = [one for one in workers if one.get("samples_per_s") is not None]
-        # All workers of one job count the same global batches.
+        # In one job each worker reports the rate of the global batches, so one report is enough.
         counted = rates[:1] if rates and rates[0]["workers"] > 1 else rates
         is_job = all(one.get("workers", 1) > 1 for one in workers)
         slowest = comparison.slowest(workers) if is_job else None
@@ -89,7 +89,7 @@ class Board:
             "began": self._began,
             "attempt": attempt,
             "samples_per_s": sum(one["samples_per_s"] for one in counted) if rates else None,
-            # If there are several jobs, no rate covers all devices.
+            # If each worker is a job of its own, no MFU covers all devices.
             "mfu": counted[0].get("mfu") if len(counted) == 1 else None,
             "slowest": slowest if is_slow else None,
             "workers": workers,
@@ -124,7 +124,7 @@ class Board:
 
 
 def report_in(line: bytes) -> State:
-    """Returns a worker's report; an empty one if it was cut off when the worker ended."""
+    """Returns a worker's report; an empty dict if the worker ended in the middle of its report."""
     try:
         report = json.loads(line)
     except ValueError:
@@ -160,11 +160,11 @@ def shown(board: Board) -> Generator[None]:
 
 
 def view(state: State, *, rows: int) -> RenderableType:
-    """Returns the picture of a board's state.
+    """Returns a board's state as a table, with a headline.
 
     Args:
         state: The board's state.
-        rows: For how many workers there is space. The first workers are shown, and the slowest.
+        rows: The largest number of workers to show: the first workers, and the slowest worker.
     """
     workers: list[State] = state["workers"]
     slowest: State = state["slowest"] or {}

@@ -33,11 +33,12 @@ class Slot:
         rank: The worker's number.
         local_rank: The worker's number on the machine.
         local_workers: How many workers the machine has.
-        share: The number of the worker's share of the machine's GPUs and cores, and the number of
-            shares, if slots of the machine are left out. None means `local_rank` of
-            `local_workers`.
+        share: The worker's part of the machine's GPUs and cores: the number of the part, and how
+            many parts there are. None means `local_rank` and `local_workers`, which are other
+            numbers if slots of the machine are left out.
         machine: The name of the machine if it has joined the job; otherwise empty.
-        connection: The connection on which the launcher tells that machine what to start.
+        connection: The connection to a machine that has joined, by which the launcher starts the
+            worker.
     """
 
     host: str | None
@@ -50,7 +51,7 @@ class Slot:
 
     @property
     def own_share(self) -> tuple[int, int]:
-        """The number of the worker's share of the machine, and the number of shares."""
+        """The number of the worker's part of the GPUs and cores, and how many parts there are."""
         return self.share or (self.local_rank, self.local_workers)
 
 
@@ -102,7 +103,7 @@ def place(workers: int | Literal["gpu"] | None, hosts: Sequence[str] = ()) -> tu
 
 
 def listed(spec: JobSpec) -> tuple[Slot, ...]:
-    """Returns the slots of a job's workers; if machines may join, only those known at the start."""
+    """Returns the slots of a job's workers, except the slots of machines that may join later."""
     if spec.join_port is not None:
         return place(None if spec.hosts else spec.min_workers, spec.hosts)
     return place(spec.workers, spec.hosts)
@@ -167,7 +168,7 @@ def _parsed(entry: str) -> tuple[str, int | None]:
 
 
 def counted(spec: JobSpec) -> JobSpec:
-    """Returns a job whose number of workers on this machine is a number.
+    """Returns the job with `workers` as a number, if all its workers run on this machine.
 
     By default there is one worker per GPU on PyTorch, and a single worker on other backends, where
     one process uses all GPUs.

@@ -1,8 +1,9 @@
-"""Starts the other workers of a script from the script itself, which becomes their rank 0.
+"""Starts the other workers of a script from the script itself, whose process becomes rank 0.
 
 A thread of rank 0 does the work of `kerasdist.cli.launch.job` here: when one worker fails, the
 thread ends the other workers and rank 0, with the message and the exit code of ``kerasdist run``.
-The workers' supervisors hold a pipe from rank 0, so that no worker outlives rank 0.
+Each worker's supervisor reads a pipe from rank 0, and ends the worker when the pipe closes. So no
+worker outlives rank 0.
 """
 
 from __future__ import annotations
@@ -66,7 +67,8 @@ class Ranks:
         self._watching = threading.Thread(target=self._watch, name="kerasdist-ranks", daemon=True)
         self._watching.start()
         interruption.register(self.finish)
-        # registered before the job's own function, so it runs after that function
+        # This function is registered before the job's own function. So Python, which runs the
+        # functions in reverse order, calls it after the job's function.
         atexit.register(self._at_exit)
 
     def pass_on_interrupts(self) -> None:

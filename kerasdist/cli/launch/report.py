@@ -59,8 +59,8 @@ def of_attempt(result: AttemptResult, spec: JobSpec, number: int) -> str:
             f"warning: {total} workers ran, and none joined the job: if the script trains, each "
             "worker trained by itself, on all data, and the results are not one model. Make the "
             "strategy by kerasdist.MultiWorkerMirroredStrategy() or kerasdist.auto(), and the "
-            f"model in its scope. If they shall be independent, set {kerasdist_variables.CLUSTER}"
-            "=none"
+            "model in its scope. If the workers shall be independent, set "
+            f"{kerasdist_variables.CLUSTER}=none"
         )
     return "\n".join(lines)
 
@@ -121,7 +121,7 @@ def of_dry_run(spec: JobSpec) -> str:
 
 
 def _variables(slot: Slot, own: dict[str, str]) -> list[tuple[str, str]]:
-    """Returns the variables of a worker that this process, or ssh, does not already provide."""
+    """Returns the variables that the launcher sets for a worker; hides secret or random values."""
     before = {} if slot.host is None else start.for_another_machine(os.environ)
     shown = {**before, **own}
     hidden = {name: "<hidden>" for name in _HIDDEN if name in shown}

@@ -83,7 +83,8 @@ class WorkerExit:
         seconds: How long the worker ran.
         stopped: Whether the launcher had told the worker to stop.
         killed: Whether the launcher had to kill the worker by SIGKILL.
-        joined: Whether the worker joined the job, which a strategy of several workers does.
+        joined: Whether the worker joined the job. A worker joins when its script makes a strategy
+            for several workers.
         last_lines: The last lines of the worker's output.
     """
 
@@ -134,12 +135,15 @@ class AttemptResult:
 
     @property
     def cause(self) -> WorkerExit | None:
-        """The first worker that failed by itself; if there is none, the first that failed."""
+        """The worker that failed first; None if no worker failed.
+
+        A worker that failed by itself counts before a worker that lost another worker, and both of
+        them count before a worker that was preempted.
+        """
         failed = [each for each in self.endings if each.exit_code and not each.stopped]
         consequences = (ExitCode.LOST_WORKER, ExitCode.PREEMPTED)
         return min(
             failed,
-            # `min` prefers False: a failure to a loss, and a loss to a preemption.
             key=lambda each: (
                 each.exit_code in consequences,
                 each.exit_code == ExitCode.PREEMPTED,
@@ -156,7 +160,7 @@ class AttemptResult:
 
     @property
     def exit_code(self) -> int:
-        """The launcher's own exit code: the exit code of the worker that failed first."""
+        """The launcher's own exit code: that of `cause`, or 128 + n after signal n, or 0."""
         if self.preempted:
             return ExitCode.PREEMPTED
         if self.cause is not None:

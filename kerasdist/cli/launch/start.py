@@ -36,7 +36,7 @@ _THREADS = "OMP_NUM_THREADS"
 
 
 def job_variables(spec: JobSpec, attempt: int) -> dict[str, str]:
-    """Returns the job's name and secret, new in each attempt unless the user set a secret."""
+    """Returns variables with the attempt's job id, and with a secret unless the user set one."""
     variables = {JOB_ID: f"{spec.run_id}-{attempt}"}
     if not spec.variables.get(SECRET) and not spec.variables.get(SECRET_FILE):
         variables[SECRET] = secrets.token_hex(32)
@@ -46,7 +46,7 @@ def job_variables(spec: JobSpec, attempt: int) -> dict[str, str]:
 def worker_variables(
     spec: JobSpec, slot: Slot, workers: int, coordinator: str, attempt: int
 ) -> dict[str, str]:
-    """Returns a worker's variables that the launcher itself does not have."""
+    """Returns the environment variables that the launcher sets for a worker."""
     variables = {
         "PYTHONUNBUFFERED": "1",  # without this, lines are lost when a worker is killed
         **spec.environment,
@@ -65,7 +65,7 @@ def worker_variables(
 
 
 def thread_variables(workers: int) -> dict[str, str]:
-    """Returns the variable that gives each of this machine's workers its share of the cores."""
+    """Returns ``OMP_NUM_THREADS``: the user's value, or this machine's cores per worker."""
     threads = os.environ.get(_THREADS) or str(max(1, supervisor.cores() // workers))
     return {_THREADS: threads}
 
@@ -80,14 +80,15 @@ def for_another_machine(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 # With BatchMode ssh fails instead of waiting for a password forever.
-# The other options end a connection that has been silent for half a minute.
+# The ServerAlive options end a connection that has been silent for half a minute.
 _SSH = (
     *("ssh", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=20"),
     *("-o", "ServerAliveInterval=10", "-o", "ServerAliveCountMax=3"),
 )
 
 
-# The supervisor starts in 20 ms, because it is run by its path, isolated and without site packages.
+# Python runs the supervisor by its path, isolated (-I) and without site packages (-S), because the
+# supervisor then starts in 20 ms.
 SUPERVISOR_HERE = (sys.executable, "-I", "-S", supervisor.__file__)
 
 
@@ -117,7 +118,7 @@ def orders_of(spec: JobSpec, slot: Slot, variables: dict[str, str]) -> Orders:
 def variables_of(
     spec: JobSpec, slots: Sequence[Slot], coordinator: str, attempt: int
 ) -> Iterator[dict[str, str]]:
-    """Yields the variables of each worker that this process, or ssh, does not provide."""
+    """Yields, for each worker, the variables that the launcher sets."""
     job = job_variables(spec, attempt) | {MEMORY: memory_of(spec)}
     here = next((slot.own_share[1] for slot in slots if slot.host is None), 0)
     of_gpus = gpus.divide(spec.variables, here)
@@ -168,10 +169,10 @@ def supervised(
     orders["variables"] = for_another_machine(os.environ) | variables
     orders["gpus_of"] = slot.own_share[0]
     if slot.connection is None:
-        # -P keeps a module `signal` in the script's folder from being imported by the supervisor.
+        # With -P the supervisor cannot import a module of the script's folder, such as signal.py.
         command = (spec.command[0], "-P", "-m", supervisor.__name__)
         return orders, by_ssh(slot.host, command, orders["variables"].get("PYTHONPATH"))
-    # the machine has the secret, and the connection is not encrypted
+    # The secret is not sent: the machine has it already, and the connection is not encrypted.
     for name in (SECRET, SECRET_FILE):
         orders["variables"].pop(name, None)
     return orders, (*SUPERVISOR_HERE, str(slot.connection.fileno()))
@@ -180,9 +181,9 @@ def supervised(
 def begin_others(
     spec: JobSpec, slots: Sequence[Slot], screen: Screen, events: Events
 ) -> Iterator[Worker]:
-    """Starts all workers but rank 0, which this process is, and yields each.
+    """Starts and yields the workers from rank 1 on; this process is rank 0.
 
-    All of these workers see all devices, just as this process does.
+    Every worker sees all devices, just as this process does.
     """
     coordinator, listener = open_coordinator(slots)
     assert listener is not None  # rank 0 is on this machine

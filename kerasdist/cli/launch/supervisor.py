@@ -7,20 +7,21 @@ arguments of all processes. A line ``signal 15`` is passed on to the worker. The
 means that the launcher has ended, for whatever reason (SIGKILL, a lost connection); then the
 supervisor ends the worker too.
 
-The worker leads a process group, and any process that it leaves behind in that group is ended with
-it. Signals go only to the worker, because the processes of a data loader would end by SIGTERM, and
-the worker would fail before it has saved a backup.
+The worker leads a process group. When the worker ends, the supervisor ends all processes that are
+left in the group. Signals go only to the worker itself. A SIGTERM to the group would also end the
+processes of a data loader, and then the worker would fail before it has saved a backup.
 
-For a worker on a machine that has joined, this file takes the place of ssh: it is run with the
-number of a connection, and the supervisor is at the other end of that connection.
+For a worker on a machine that has joined the job, the launcher runs this file in place of ssh, and
+passes the number of a connection as argument. The supervisor is at the other end of that
+connection.
 
-The supervisor ends a worker that has been stopped (by SIGSTOP) for longer than the others wait for
-its heartbeat. Nobody else would notice this in a job of one worker, or before the worker has joined
-the job.
+The supervisor ends a worker that has been stopped (by SIGSTOP) for longer than the other workers
+wait for its heartbeat. In a job of one worker, or before a worker has joined its job, no other
+process would notice that the worker is stopped.
 
 In an elastic job the worker may be forked by a process that has already imported the frameworks
-(`kerasdist.cli.launch.elastic.warm`). Then that process, and not the supervisor, is the worker's
-parent, and does what only a parent can do.
+(`kerasdist.cli.launch.elastic.warm`). Then a fork of that process, and not the supervisor, is the
+worker's parent. This fork waits for the worker, and ends the worker's group.
 
 This file is run by its path, so it imports only the standard library. On another machine it is run
 as a module.
@@ -78,9 +79,9 @@ class Orders(TypedDict):
         heartbeat: How many seconds the worker may be stopped by SIGSTOP, as in
             `kerasdist.job.protocol.Timeouts`.
         local_workers: How many workers this machine has.
-        gpus_of: The worker's number among the workers of its machine, if they divide GPUs;
-            otherwise None.
-        inherited: The files that the worker inherits.
+        gpus_of: The worker's number among the workers of its machine, if the supervisor must choose
+            the worker's part of the GPUs; otherwise None.
+        inherited: The numbers of the open files that the worker inherits.
         sends_reports: Whether the worker's reports are passed on within its output.
         must_join: Whether it is a failure if the worker ends well without joining the job.
         warm: The name of the process that may fork the worker; empty if there is none.
@@ -99,7 +100,12 @@ class Orders(TypedDict):
 
 
 class Order(TypedDict):
-    """An order to a warm process: a worker's variables, and which of them hold file numbers."""
+    """An order to a warm process to fork a worker.
+
+    Attributes:
+        environment: The worker's environment variables.
+        files: The names of the variables whose values are numbers of open files.
+    """
 
     environment: dict[str, str]
     files: list[str]
@@ -115,8 +121,8 @@ class Forked:
     """A worker that a warm process (`kerasdist.cli.launch.elastic.warm`) has forked.
 
     Raises:
-        OSError: If there is no such process, or it belongs to another user.
-        ValueError: If that process cannot fork this worker.
+        OSError: If there is no warm process of this name, or if it belongs to another user.
+        ValueError: If the warm process cannot fork this worker.
     """
 
     def __init__(self, name: str, environment: dict[str, str], inherited: list[int]) -> None:
@@ -180,9 +186,10 @@ def listen(orders: IO[bytes], worker: Worker, grace: float) -> NoReturn:
 
 
 def end_if_stopped(worker: Worker, heartbeat: float) -> None:
-    """Ends a worker that is stopped (SIGSTOP) while this process runs; works only on Linux.
+    """Ends a worker that stays stopped by SIGSTOP while this process runs; works only on Linux.
 
-    The other workers, if there are any, get two more heartbeats to report the stopped one.
+    The time is two heartbeats longer than `heartbeat`, so that other workers can report the stopped
+    worker first.
     """
     beat = min(1.0, heartbeat / 4)
     left = limit = heartbeat + 2 * beat
@@ -236,8 +243,8 @@ def cores() -> int:
 
 
 def main() -> int:
-    """Runs a command as its supervisor; returns its exit code, 128 + n if signal n ended it."""
-    # The launcher decides what these signals mean.
+    """Supervises a worker; returns the worker's exit code, 128 + n if signal n ended the worker."""
+    # The supervisor ignores these signals, because the launcher decides what they mean.
     # A function is set, and not SIG_IGN, because the worker would inherit SIG_IGN.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: None)
@@ -272,7 +279,8 @@ def main() -> int:
     except OSError as error:
         sys.stderr.write(f"kerasdist: cannot start {command[0]!r}: {error.strerror}\n")
         return 127
-    for number in inherited:  # only the worker may hold these, so that its port closes with it
+    # Only the worker may keep these files open, so that its port is closed when the worker ends.
+    for number in inherited:
         os.close(number)
     listening = sys.stdin.buffer, worker, orders["seconds_to_stop"]
     threading.Thread(target=listen, args=listening, daemon=True).start()
@@ -282,7 +290,7 @@ def main() -> int:
     if reports is not None:
         relaying.start()
     if isinstance(worker, subprocess.Popen):
-        # No other group can have the worker's number before `wait` is called.
+        # The group is ended before `wait`, because after `wait` another group may get its number.
         with contextlib.suppress(ChildProcessError):
             os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOWAIT)
         end_group(worker)

@@ -37,7 +37,7 @@ REDRAW_SECONDS = 10.0
 
 @final
 class Screen:
-    """The output of this process, to which all workers write whole lines."""
+    """This process's output and error output, with whole lines of all workers."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -61,7 +61,7 @@ class Screen:
         with self._lock, contextlib.suppress(OSError, ValueError):
             text = "".join(f"{line}\n" for line in lines).encode(code, "backslashreplace")
             if stream in (sys.__stdout__, sys.__stderr__):
-                while text:  # The buffer may have half a line of this process's script.
+                while text:  # past the buffer, which may have half a line of this process's script
                     text = text[os.write(stream.fileno(), text) :]
                 return
             stream.write(text.decode(code))
@@ -78,7 +78,7 @@ class Pump:
         prefix: The text before each line on the screen.
         rank: The worker's number.
         log: The file for the lines, without a buffer; None for the screen.
-        told: A function for the reports within the output; None if there are no reports.
+        told: A function that gets each report within the output; None if there are no reports.
     """
 
     screen: Screen
@@ -98,7 +98,7 @@ class Pump:
         self._threads.append(thread)
 
     def last_lines(self, deadline: float) -> tuple[str, ...]:
-        """Returns the last lines, after all lines have been read."""
+        """Returns the last lines; waits until `deadline` for the end of the output."""
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
         return tuple(self._last)
@@ -127,7 +127,7 @@ class Pump:
         source.close()
 
     def _without_reports(self, chunk: bytes) -> tuple[bytes, bytes]:
-        """Passes on the reports in an output; returns the rest, and an unfinished report."""
+        """Passes reports in a chunk to `told`; returns other bytes, and an unfinished report."""
         assert self.told is not None
         for report in _REPORT.findall(chunk):
             self.told(report)
@@ -171,7 +171,7 @@ class Signalled:
 @final
 @dataclass(frozen=True)
 class Waiting:
-    """The event that workers wait to be added, and there is a backup from which to continue."""
+    """The event that waiting workers can be added, because the job has just saved a backup."""
 
     attempt: int
 
@@ -188,12 +188,13 @@ class Start:
     Attributes:
         rank: The worker's number.
         name: The prefix of the lines that the worker prints.
-        command: The command that starts its supervisor.
-        orders: The orders for the supervisor.
+        command: The command that starts the worker's supervisor.
+        orders: What the supervisor reads from its standard input.
         log: The file for the worker's output; None for the screen.
         told: A function that is called with each report in the output; None if there are no
             reports.
-        connection: The connection of a machine that has joined, which the command inherits.
+        connection: If the worker's machine has joined the job, the connection to that machine,
+            which the process of `command` inherits.
     """
 
     rank: int
@@ -206,7 +207,7 @@ class Start:
 
 
 class Held(Protocol):
-    """The interface of a started worker for an `Attempt`; kerasdist-ray's workers have it too."""
+    """The methods of a worker that an `Attempt` calls; kerasdist-ray's workers have them too."""
 
     @property
     def rank(self) -> int:
@@ -254,7 +255,7 @@ class Worker:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE if start.log is None else subprocess.STDOUT,
-            # Ctrl-C shall reach the launcher, which passes it on.
+            # Ctrl-C shall reach only the launcher, which passes the signal on to its workers.
             start_new_session=True,
             pass_fds=start.orders["inherited"] if own is None else [own.fileno()],
         )
@@ -291,12 +292,15 @@ class Worker:
             self._process.stdin.flush()
 
     def kill(self) -> None:
-        """Lets the supervisor end the worker at once; if it does not, use `kill_supervisor`."""
+        """Tells the supervisor to end the worker at once; if that fails, use `kill_supervisor`."""
         self._stopped = self._killed = True
         self.stop(signal.SIGKILL)
 
     def let_go(self) -> None:
-        """Closes this end of the supervisor's input; if all ends are closed, the worker ends."""
+        """Closes the supervisor's input in this process.
+
+        When no process has the other end of the input open, the supervisor ends the worker.
+        """
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
@@ -367,7 +371,7 @@ class ThisProcess:
         self._events.put(Exited(self.rank))
 
     def stop(self, number: int) -> None:
-        """Handles a signal as the script would; a SIGINT has already reached the script."""
+        """Lets this process handle a signal; ignores SIGINT, which the script has already got."""
         if number == signal.SIGINT:
             return
         self.told_to_stop = True

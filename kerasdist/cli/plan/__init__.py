@@ -1,1 +1,1 @@
-"""`kerasdist plan` predicts memory and time of a training step on accelerators elsewhere."""
+"""`kerasdist plan` predicts a training step's memory and time, without the accelerators."""

@@ -42,7 +42,11 @@ def plan(
     devices: Annotated[str, option("TARGET", "8xh100, 2x8xh100, v5e:4x4, v5p:16x16x16, ...")],
     batch_per_device: Annotated[
         int | None,
-        option("N", "Examples on a device (default: the script's batch, divided).", min=1),
+        option(
+            "N",
+            "Examples on each device (default: the script's batch / the number of devices).",
+            min=1,
+        ),
     ] = None,
     sharding: Annotated[
         Divided | None,
@@ -53,13 +57,16 @@ def plan(
     ] = None,
     offload: Annotated[
         Offload | None,
-        option("optimizer", "What the host holds (default: what the script's strategy says)."),
+        option(
+            "optimizer",
+            "What is kept in the host's memory (default: what the script's strategy says).",
+        ),
     ] = None,
     step_time: Annotated[
         float | None,
         option(
             "MILLISECONDS",
-            "The measured time of a step on one device (default: what the chip allows).",
+            "The measured time of a step on one device (default: a time predicted for the chip).",
             min=0.0,
         ),
     ] = None,
@@ -73,7 +80,7 @@ def plan(
     as_json: AsJson = False,
     plot: Plot = None,
 ) -> None:
-    """Show what training needs and takes on accelerators that are not here.
+    """Show how much memory and time training takes on accelerators that this machine lacks.
 
     The script runs up to its first training step, on JAX, whichever backend it names. XLA compiles
     that step for the accelerators.
@@ -153,7 +160,7 @@ def _prepare_environment() -> None:
             # the model is made on the CPU; compilation is for the described devices
             "JAX_PLATFORMS": "cpu",
             "TPU_SKIP_MDS_QUERY": "1",
-            # several processes may compile, because none opens a TPU
+            # several processes may load libtpu at once, because none of them opens a TPU
             "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
             "XLA_FLAGS": flags.strip(),
             "KERASDIST_CLUSTER": "none",
@@ -179,6 +186,6 @@ def _require_compiler(chip: Chip) -> None:
     if not found:
         raise BackendError(
             f"Expected XLA's compiler for {chip.title} to be installed; the compiler needs no such "
-            f"device. Received: devices of {chip.name}, without the package. Install it: pip "
-            f"install --no-deps {packages}, or pip install 'kerasdist[plan]'."
+            f"device. Received: devices of {chip.name}, without the compiler's package. Install "
+            f"it: pip install --no-deps {packages}, or pip install 'kerasdist[plan]'."
         )

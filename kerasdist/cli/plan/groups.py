@@ -1,10 +1,11 @@
-"""Computes what `sharding="full"` exchanges and keeps on PyTorch, which gathers weights by groups.
+"""Computes the traffic and the memory of `sharding="full"` on PyTorch, by groups of weights.
 
-On JAX the gathers are read from the program, because XLA places them. PyTorch's gathers are known
-without a program (ADR 62): a group has the weights of one layer, or of several small layers. Each
-group is gathered in the forward pass. Each group is gathered again in the backward pass, except the
-last group, whose weights are still in memory. The gradients of each group are summed together.
-While one group computes, the next group is being gathered.
+On JAX, XLA decides when weights are gathered, so a plan reads the gathers from the compiled
+program. On PyTorch, the gathers follow from the model's layers (ADR 62): a group has the weights of
+one layer, or of several small layers. Each group is gathered in the forward pass. Each group is
+gathered again in the backward pass, except the last group, whose weights are still in memory. The
+gradients of a group are summed by one collective. While one group computes, the next group is being
+gathered.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from kerasdist.core.sharding import GROUP_BYTES, Sharding
 if TYPE_CHECKING:
     import keras
 
-# The fraction of a step's work that hides the collectives of one kind. The forward pass, a third of
-# the work, hides gathers. The backward pass is two thirds; since gathers and sums share the network
-# there, one third counts for gathers, and one third for sums.
+# The fraction of a step's computation that can hide the collectives of one kind. The forward pass,
+# a third of the computation, hides its gathers. In the backward pass, which is two thirds, gathers
+# of weights and sums of gradients share the network. So one third counts for each of the two kinds.
 _PASS = 1 / 3
 
 
@@ -45,21 +46,22 @@ class WeightGroups:
 
     @property
     def gathered(self) -> int:
-        """The most bytes of gathered weights at any time: the bytes of two consecutive groups."""
+        """The most bytes of gathered weights at any time: those of two consecutive groups."""
         return max(map(sum, pairwise([*self.sizes, 0])), default=0)
 
     def collectives(self) -> list[Collective]:
         """Returns the collectives of a step.
 
         A collective is hidden by the work of the group that computes at the same time. The work of
-        a group is estimated by its fraction of all bytes, which is too much for embeddings and too
-        little for convolutions.
+        a group is estimated from the group's fraction of the bytes of all groups. This estimate is
+        too high for embeddings and too low for convolutions.
         """
         work = [_PASS * size / sum(self.sizes) for size in self.sizes]
         before, after = [0.0, *work][: len(work)], work[1:]
         kinds = ["all-gather"] * (2 * len(self.sizes) - 1) + ["reduce-scatter"] * len(self.sizes)
         sizes = [*self.sizes, *self.sizes[:-1], *self.sizes]
-        # the backward pass goes from the last group to the first
+        # In the backward pass, group i is gathered while group i + 1 computes, and the gradients of
+        # group i are summed while group i - 1 computes.
         hidden = [*before, *after, *before]
         each = zip(kinds, sizes, hidden, strict=True)
         sums = [Collective(kind, size, 0, overlap) for kind, size, overlap in each]
@@ -67,7 +69,7 @@ class WeightGroups:
 
 
 def planned_groups(model: keras.Model, sharding: object, target: Target) -> WeightGroups | None:
-    """Returns the groups of PyTorch's workers on a target; None if they do not gather weights."""
+    """Returns the groups in which PyTorch's workers gather weights; None if they gather none."""
     if not isinstance(sharding, Sharding) or not sharding.divides_weights:
         return None
     if target.chip.platform != "cuda" or target.devices == 1:
@@ -84,7 +86,7 @@ def weight_groups(
         model: A compiled and built model.
         sharding: How the model's strategy shards; it must divide weights.
         workers: The number of workers.
-        limit: The most bytes of the weights of several small layers in one group.
+        limit: The most bytes of a group that has the weights of several small layers.
     """
     from kerasdist.keras_compat import nbytes  # imported late, because it imports Keras
 

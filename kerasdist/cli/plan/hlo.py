@@ -18,15 +18,16 @@ _GROUPS = re.compile(r"replica_groups=(?:\[(\d+),(\d+)\]|\{\{([\d,]*)\})")
 # groups of devices along axes of a mesh
 _MESH_GROUPS = re.compile(r"replica_groups=mesh\[([^\]]*)\] ?\{([^}]*)\}")
 _MESH_AXIS = re.compile(r"'(\w+)'=(\d+)")
-# the axis, or a part of the axis and its number of devices
+# an axis of a mesh; if the group is along a part of that axis, also the part's number of devices
 _GROUP_AXIS = re.compile(r"'(\w+)'(?::\(\d+\)(\d+))?")
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 _NO_ESTIMATE = 2**63 - 1  # libtpu writes this if it has no estimate
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 _CALLED = re.compile(r"(?:to_apply|true_computation|false_computation)=%?([\w.-]+)")
 _FUSED = re.compile(r"calls=%?([\w.-]+)")
-# libtpu fuses a sum with the slicing of each device's part (`_SUMS_PARTS`). It also fuses a
-# collective with other work: the collective runs from the fusion `_STARTS` to the fusion `_ENDS`.
+# libtpu fuses an all-reduce with the slice that each device keeps (`_SUMS_PARTS`), which together
+# are a reduce-scatter. libtpu also fuses a collective with other work. Such a collective runs from
+# the fusion `_STARTS` to the fusion `_ENDS`.
 _SUMS_PARTS = "all-reduce-scatter"
 _STARTS, _ENDS = "async-collective-start", "async-collective-done"
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
@@ -35,7 +36,7 @@ _FREE = {
     *("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all"),
     *("opt-barrier", "partition-id", "replica-id"),
 }
-# These operations touch only as much of their operand as they return.
+# These operations read only as many bytes of their operand as they return.
 _PARTIAL = {"copy", "copy-start", "slice", "slice-start", "dynamic-slice", "gather"}
 
 
@@ -49,7 +50,8 @@ class Collective:
         bytes: The size of the full array: the sum, the gathered array, or the array to scatter.
         devices: How many devices take part; 0 means all devices.
         overlap: The fraction of the step's other work that XLA has put between the start and the
-            end of this collective, by the bytes that instructions write.
+            end of this collective. The work of an instruction is XLA's estimate of its cycles, or,
+            without an estimate, the bytes that it writes.
     """
 
     kind: str
@@ -198,7 +200,7 @@ def _named(role: str, each: _Instruction) -> str:
 
 
 def _trips(loop: _Instruction, known: _Program) -> int:
-    """Returns how often a loop runs, as XLA states it, or as the loop's condition shows it."""
+    """Returns how often a loop runs: XLA's count, or the largest constant in its condition."""
     if match := _TRIPS.search(loop.rest):
         return int(match[1])
     limits = [
@@ -222,7 +224,8 @@ def _traffic(each: _Instruction, shapes: Mapping[str, str], trips: int) -> float
         arrays = list(_ARRAY.finditer(each.shape))[:1]
         ends = (*(one[0] for one in arrays), *operands[:1])
         return float(sum(size_of(one[0]) for one in arrays) * sum(_ON_CHIP not in x for x in ends))
-    # A loop's body reads or writes one row of an array that is stacked over the iterations.
+    # If an array has one row for each iteration of a loop, each run of the loop's body reads or
+    # writes only one row. So only the bytes of one row are counted.
     return sum(
         size / (trips if trips > 1 and leading == trips else 1)
         for shape in (each.shape, *operands)

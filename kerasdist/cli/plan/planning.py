@@ -87,7 +87,7 @@ class StepTime:
 
     @property
     def efficiency_without_overlap(self) -> float:
-        """The same throughput, if collectives did not overlap with any work."""
+        """The efficiency that the step would have if collectives did not overlap with any work."""
         whole = self.own + self.network
         return self.own / whole if whole else 1.0
 
@@ -97,7 +97,7 @@ class StepTime:
 
         The value is ``"compute"``, ``"memory"``, ``"network"``, ``"host"`` for the copies from the
         host's memory and back, or ``"instructions"`` if the instructions are so many and so short
-        that neither units nor memory are busy.
+        that neither the matrix units nor the memory are busy.
         """
         if self.exposed > self.own:
             return "network"
@@ -121,7 +121,7 @@ def step_time(
             replaces the chip's limits; None if it is not known.
     """
     chip = target.chip
-    slowest = min(chip.flops.values())  # the rate for types that the units do not support
+    slowest = min(chip.flops.values())  # the rate for types that the matrix units do not support
     compute = sum(flops / chip.flops.get(kind, slowest) for kind, flops in work.flops.items())
     memory = work.memory_bytes / chip.memory_rate
     estimate = work.cycles / chip.clock if chip.clock else 0.0
@@ -139,10 +139,10 @@ def step_time(
 def scaling(
     work: Work, collectives: Sequence[Collective], target: Target, measured: float | None = None
 ) -> list[StepTime]:
-    """Predicts the time of the step for groups of other sizes, with the same batch on each device.
+    """Predicts the time of a step on groups of different sizes, with the same batch on each device.
 
-    The replicas exchange sums of gradients, and also gathered weights if they shard weights.
-    Groups of all sizes have the same collectives.
+    Groups of all sizes are taken to have the same collectives: sums of gradients, and also gathers
+    of weights if the replicas shard weights.
     """
     counts = sorted({*COUNTS, target.devices})
     groups = [target if n == target.devices else group_of(target.chip, n) for n in counts]
@@ -150,12 +150,13 @@ def scaling(
 
 
 def collective_time(collective: Collective, target: Target) -> float:
-    """Returns the seconds that a collective over all devices of a target takes."""
+    """Returns how many seconds a collective takes on a target."""
     chip, all_devices = target.chip, target.devices
     taking_part = collective.devices or all_devices
     if all_devices == 1:
         return 0.0
-    # A group that is smaller than a machine, such as a replica's devices, is inside of a machine.
+    # A group with fewer devices than a machine, such as the devices of a replica, is taken to be
+    # inside of one machine.
     local = 1 < taking_part < min(target.domain, all_devices)
     inside = taking_part if local else target.domain
     groups = 1 if local else all_devices // inside
@@ -168,7 +169,7 @@ def collective_time(collective: Collective, target: Target) -> float:
 
 
 def _torus_rate(target: Target) -> float:
-    """Returns the rate of a chip's links to its neighbours; an open axis has half the rate."""
+    """Returns the rate of a chip's links; an axis with unconnected ends has half the rate."""
     chip = target.chip
     used = sum(1.0 if _is_closed(size, chip) else 0.5 for size in target.shape if size > 1)
     return chip.link_rate * max(used, 0.5) / chip.axes
@@ -191,8 +192,8 @@ def _latency(target: Target, inside: int, groups: int, passes: int) -> float:
 
 
 _TRIALS = 3  # the most compilations to find the largest batch, besides the plan's own
-_CLOSE = 0.97  # the fraction of the memory at which the search ends
-_AIM = 0.985  # the fraction of the memory at which the search aims
+_CLOSE = 0.97  # the search ends when a batch fills at least this fraction of the memory
+_AIM = 0.985  # the fraction of the memory that the next batch of the search is expected to fill
 _GROWTH = 64  # the factor for the next batch if memory does not grow with the batch
 # Kinds of memory that do not depend on the number of examples.
 _CONSTANT = ("parameters", "optimizer", "metrics", "program")
@@ -205,7 +206,7 @@ class Compilation:
 
     Attributes:
         batch: The number of examples on a device.
-        memory: The bytes of memory, by what they hold.
+        memory: The bytes of memory by kind, such as ``"parameters"`` and ``"optimizer"``.
         work: The work of a device.
         collectives: The collectives between the devices.
         refused: XLA's message if the step does not fit, else None.
@@ -226,7 +227,7 @@ class Compilation:
 
     @property
     def constant(self) -> float:
-        """The bytes that are equal for any number of examples."""
+        """The bytes of memory that do not depend on the number of examples."""
         return float(sum(self.memory.get(kind, 0) for kind in _CONSTANT))
 
 
@@ -244,7 +245,7 @@ class Subject:
         strategy: The strategy that the model was made under, None if there was none.
         parameters: How many numbers the model's variables hold.
         examples: How many examples the script's data have, None if not known.
-        sharding: What the replicas shard among them: ``"optimizer"``, ``"full"``, ``"auto"`` or
+        sharding: What the replicas shard: ``"optimizer"``, ``"full"``, ``"auto"`` or
             ``"LayoutMap"``; None if they shard nothing.
         groups: The groups in which PyTorch's workers gather weights; None if they do not gather.
         layout: How much of each variable a device holds.
@@ -268,8 +269,8 @@ class LargestBatch:
         examples: The number of examples.
         limit: Why the batch is not larger: ``"memory"``; ``"data"`` if the script has no more data;
             ``"search"`` if the search ended before the memory was full.
-        room: If the data are the limit, how many examples the memory may hold, by a line through
-            two compilations; otherwise None.
+        room: If the data are the limit, an estimate of how many examples the memory would hold,
+            from the memory of two compilations; None without an estimate.
     """
 
     examples: int
@@ -339,7 +340,7 @@ def make_plan(
         measured: The measured time of a step on one device, in seconds.
     """
     compiled = compile_step(target, batch)
-    # One device exchanges nothing, so it would not show how several devices scale.
+    # A step on one device has no collectives, so the scaling needs a step on several devices.
     several = compiled if target.devices > 1 else compile_step(_smallest_group(target), batch)
     work = compiled.work
     most = math.inf if subject.examples is None else max(1, subject.examples // target.devices)
@@ -365,7 +366,7 @@ def _smallest_group(target: Target) -> Target:
 def largest_batch(
     first: Compilation, target: Target, compile_step: Compile, most: float = math.inf
 ) -> LargestBatch | None:
-    """Returns the largest number of examples per device that fits; None if one is too many.
+    """Returns the largest number of examples per device that fits; None if not even one fits.
 
     Memory grows almost linearly with the number of examples. So two compilations determine a line,
     and one or two more compilations check the number that the line predicts.
@@ -415,11 +416,12 @@ def _largest_that_fits(tried: Sequence[Compilation], target: Target) -> Compilat
 
 
 def _at_the_limit(tried: Sequence[Compilation], limit: float) -> int | None:
-    """Returns at how many examples the line through two compilations reaches `limit` bytes.
+    """Returns the number of examples that would fill `limit` bytes, or None if it is not known.
 
-    After only one compilation, the line starts, for zero examples, at the bytes that do not depend
-    on the number of examples, so the line is too steep. Returns None if the bytes do not grow, or a
-    size is not known.
+    The number is predicted by a line through the batches and bytes of the last two compilations.
+    After the first compilation, zero examples and `Compilation.constant` bytes are the other point,
+    which makes the line too steep. The number is not known if the bytes do not grow with the batch,
+    or if XLA gave no size.
     """
     last = tried[-1]
     if last.refused and not last.refused_bytes:
@@ -430,7 +432,7 @@ def _at_the_limit(tried: Sequence[Compilation], limit: float) -> int | None:
 
 
 def _rounded(batch: int) -> int:
-    """Rounds 64 examples or more down to a multiple of 8, which suits devices."""
+    """Rounds a batch of at least 64 examples down to a multiple of 8, which suits accelerators."""
     return batch // 8 * 8 if batch >= 64 else batch
 
 
@@ -446,6 +448,6 @@ def examples_of(global_batch: int, target: Target, asked: int | None) -> int:
         raise InputError(
             f"Expected a global batch of at least {target.devices} examples, one for each device. "
             f"Received: {global_batch} examples in the script's first batch. Give "
-            "--batch-per-device N, or a larger batch_size to fit."
+            "--batch-per-device N, or give fit a larger batch_size."
         )
     return global_batch // target.devices

@@ -84,7 +84,7 @@ def _largest(found: LargestBatch, subject: Subject) -> str:
             "memory is not full."
         )
     room = ""
-    if found.room:  # an estimate far from the compiled sizes, so only two digits
+    if found.room:  # shown with two digits, because the estimate is far beyond what was compiled
         room = f", where the memory would hold about {float(f'{found.room:.2g}'):,.0f}"
     return (
         f"{found.examples:,} examples a device fit{room}; no more were tried, since the script has "
@@ -198,7 +198,7 @@ def _throughput(step: StepTime, plan: Plan) -> float:
 
 
 def plot(plan: Plan, path: Path) -> None:
-    """Draws the efficiency and the throughput of groups of all sizes."""
+    """Draws the efficiency, and the throughput, by the number of devices."""
     counts = [each.devices for each in plan.scaling]
     ours = [each.efficiency for each in plan.scaling]
     worst = [each.efficiency_without_overlap for each in plan.scaling]

@@ -72,7 +72,7 @@ def first_step(script: str, arguments: Sequence[str], backend: Backend) -> First
         script: A file, or ``module:function``. The function must return a compiled model and a
             global batch in the form for `train_on_batch`.
         arguments: The script's arguments.
-        backend: The kerasdist backend that the script gets, whatever Keras's framework is.
+        backend: The kerasdist backend that the script uses instead of the one for Keras's backend.
 
     Raises:
         InputError: If the script makes no training step.
@@ -120,7 +120,7 @@ def _run(script: str, arguments: Sequence[str]) -> None:
 
 @contextlib.contextmanager
 def _intercepted() -> Generator[None]:
-    """Replaces methods of `keras.Model`, so that their first step ends the script instead."""
+    """Replaces the training methods of `keras.Model`, so that a first step ends the script."""
     for name in _METHODS:
         setattr(keras.Model, name, _until_first_step(name))
     try:
@@ -177,7 +177,7 @@ def _make_train_function(self: object, force: bool = False) -> None:
 
 
 def _get_jax_state(self: object, **which: bool) -> tuple[()]:
-    """Leaves the values in the variables, because the values are not needed."""
+    """Returns no values, because no step runs; Keras's method would also empty the variables."""
     return ()
 
 
@@ -185,7 +185,7 @@ _NEEDED = re.compile(r"Used ([\d.]+)([KMGT]?) of")
 
 
 def devices_of(target: Target) -> list[Any]:
-    """Returns the devices of a target in the form of XLA's compiler."""
+    """Returns the devices of a target in the form that XLA's compiler takes."""
     chip = target.chip
     return ahead_of_time.described_devices(chip.platform, target.topology, target_config(chip))
 
@@ -197,7 +197,7 @@ def sharding_of(model: keras.Model) -> Any:
 
 
 def described(step: FirstStep) -> ModelLayout:
-    """Returns how much of each variable of a model a device of the target holds.
+    """Returns the layout of the model's variables: how much of each variable a device holds.
 
     Raises:
         InputError: If a LayoutMap does not fit the variables.
@@ -206,7 +206,8 @@ def described(step: FirstStep) -> ModelLayout:
     try:
         found = ModelLayout(model)
         if layout is not None and layout.rule is not None:
-            layout.of_variables(step.variables)  # a map may have keys for several models
+            # variables of other models too, because a LayoutMap may have keys for several models
+            layout.of_variables(step.variables)
             layout.rule.require_useful([*model.variables, *model.optimizer.variables])
     except ValueError as error:
         raise InputError(str(error)) from error
@@ -220,11 +221,11 @@ def _layout_of(model: keras.Model) -> Any:
 
 
 def compiler(model: keras.Model, batch: object, report: Callable[[str], None]) -> Compile:
-    """Returns a function that compiles a model's training step for batches like this one.
+    """Returns a function that compiles a model's training step for a target and a batch size.
 
     Args:
         model: A compiled and built model.
-        batch: A batch of any size.
+        batch: A batch of any size, which shows the shapes and types of an example.
         report: A function that gets messages about the progress.
     """
     trainer = trainer_of(model)
@@ -279,7 +280,7 @@ def _facts(
 
 
 def _named(each: Collective, program: TrainingProgram, target: Target) -> Collective:
-    """Returns a collective with the number of one replica's devices, or with 0 for all devices."""
+    """Returns a collective whose `devices` is the size of a replica, or 0 for all devices."""
     logical = program.logical_devices
     within = logical if 1 < logical < target.devices and each.devices == logical else 0
     return Collective(each.kind, each.bytes, within, each.overlap)

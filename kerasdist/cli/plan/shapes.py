@@ -21,9 +21,10 @@ from kerasdist.core.ownership import VariableTable
 from kerasdist.errors import InputError
 from kerasdist.keras_compat.internals import INITIALIZE, INITIALIZE_LATER, INITIALIZER
 
-# Smaller variables, such as counters and seeds, have values, because code that builds reads them.
+# Smaller variables, such as counters and seeds, have values, because code that builds a model reads
+# these values.
 _SMALL_BYTES = 2**20
-# The most bytes of initial values that are computed for code that reads them, as quantization does.
+# The most bytes of initial values that a script may read, for example to quantize weights.
 _READ_BYTES = 2**31
 
 _shapes: VariableTable[bool] = VariableTable()
@@ -73,7 +74,7 @@ def _keep_shape(
 
 
 def _keep_shape_later(original: Callable[..., None], variable: keras.Variable) -> None:
-    """Leaves a variable that was made in a stateless scope without a value."""
+    """Initializes a variable from a stateless scope; a large variable stays without a value."""
     if not _Running.is_now or keras_compat.nbytes(variable) < _SMALL_BYTES:
         original(variable)
     else:
@@ -83,7 +84,7 @@ def _keep_shape_later(original: Callable[..., None], variable: keras.Variable) -
 def _assign(original: Callable[..., object], variable: keras.Variable, value: Any) -> object:
     in_scope = keras_compat.get_stateless_scope() is not None
     if in_scope or _shapes.get(variable) is None or np.shape(value) != tuple(variable.shape):
-        return original(variable, value)  # Keras raises the error for another shape
+        return original(variable, value)  # if the shape is wrong, Keras raises its error
     return value
 
 

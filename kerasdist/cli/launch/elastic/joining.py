@@ -1,12 +1,12 @@
-"""Machines that join a running job: ``kerasdist join``, and the launcher's side of it.
+"""Lets machines join a running job: the code of ``kerasdist join``, and the launcher's part.
 
-A machine holds one connection to the launcher for each of its workers, called a seat. On each seat
-the machine has proved that it knows the job's secret, and then waits for the orders for a worker's
-supervisor. The machine passes these orders on to a supervisor, and passes the supervisor's output
-back. So the connection does the work that ssh does for a machine in ``--hosts``. When a worker
-ends, the machine first takes a seat for the next worker, and only then reports how the worker has
-ended. So the launcher knows of the new seat when it restarts the job. If the process of the machine
-ends, its supervisors end too.
+A machine that joins holds a connection to the launcher, called a seat, for each worker that it
+offers. On a seat the machine proves that it knows the job's secret, and then waits for the orders
+for a worker's supervisor. The machine passes these orders on to a supervisor, and passes the
+supervisor's output back to the launcher. So a seat does the work that ssh does for a machine in
+``--hosts``. When a worker ends, the machine first opens a seat for the next worker, and only then
+reports how the worker has ended. So the launcher already has the new seat when it restarts the job.
+If the process of ``kerasdist join`` ends, its supervisors end too.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from kerasdist.job.handshake import SECRET, Credentials, credentials
 from kerasdist.job.listening import BACKLOG
 
 OF_JOINERS = "kerasdist join"
-"""Takes the place of the job's name, which a joining machine does not know."""
+"""The job's name in the handshake of a joining machine, which does not know the real name."""
 
 JOB_ENDED = b"ended "
-"""The bytes before the job's exit code, which a seat gets instead of orders when the job ends."""
+"""When the job ends, a seat gets these bytes and the job's exit code, instead of orders."""
 
 _CHUNK = 1 << 16
 _DRAIN_SECONDS = 5.0
@@ -85,7 +85,7 @@ class Seats:
             return list(self._waiting)
 
     def take(self, slot: Slot) -> socket.socket:
-        """Returns the connection of a seat, on which a worker is now started."""
+        """Removes a seat from the waiting seats, and returns the seat's connection."""
         with self._lock:
             return self._waiting.pop(slot)
 
@@ -122,8 +122,8 @@ class Seats:
         connection: socket.socket = writer.get_extra_info("socket").dup()
         keep_alive(connection)
         host = connection.getpeername()[0]
-        # The seat is added before the machine gets the answer. After the answer the machine reports
-        # the end of its previous worker, and after that report the launcher looks for seats.
+        # The seat must be added before the machine gets this answer. After the answer the machine
+        # reports the end of its previous worker, and the launcher then looks for waiting seats.
         with self._lock:
             self._waiting[Slot(host, 0, number, count, machine=machine)] = connection
             writer.write(protocol.packed({"type": "seated"}))
@@ -147,7 +147,7 @@ def keep_alive(connection: socket.socket) -> None:
 
 
 def _is_open(connection: socket.socket) -> bool:
-    """Returns whether a seat is open; while it waits for orders, the machine sends nothing."""
+    """Returns whether a waiting seat is open: the machine has neither closed it nor sent data."""
     try:
         connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
     except BlockingIOError:
@@ -232,7 +232,8 @@ class Machine:
         with contextlib.suppress(OSError):  # the launcher may have closed the connection
             connection.sendall(supervisor.ENDED + bytes([128 - code if code < 0 else code]))
             connection.shutdown(socket.SHUT_WR)
-            passing.join(_DRAIN_SECONDS)  # closing with unread bytes would reset the connection
+            # waits, because closing with unread bytes would reset the connection
+            passing.join(_DRAIN_SECONDS)
         connection.close()
         return seat
 

@@ -1,12 +1,12 @@
 """Chooses the slots of each attempt of an elastic job: ``--workers A:B``.
 
-A slot is a place for one worker on a host. A process that has ended can be started again at once,
-so there are only two reasons for which a slot is lost. A host that ssh cannot reach is left out
-until it answers. A slot whose worker was the first to fail in two attempts, without a backup in
-between, is left out for a while; it may have a broken GPU, for example. A machine that joins
-(`joining.py`) adds slots for as long as it holds its connections. Waiting slots are used when the
-job restarts anyway, or at a backup. At a backup the launcher ends the workers and starts more of
-them, which can continue from a backup that fewer workers have written.
+A slot is a place for one worker on a host. When a worker has ended, its slot can be used again at
+once, with two exceptions. The slots of a host that ssh cannot reach are left out until the host
+answers. A slot whose worker failed by itself in two attempts, without a backup between them, is
+left out for a while, because its GPU may be broken, for example. A machine that joins
+(`joining.py`) adds slots as long as its connections are open. The job uses unused slots at its next
+restart or its next backup. At a backup the launcher ends the workers and starts a larger number of
+workers. The new workers can continue from a backup that a smaller number of workers has written.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class ElasticSlots:
 
     Args:
         spec: The description of the job.
-        events: The queue that gets an event when there is a backup and slots wait for workers.
+        events: The queue that gets an event when a backup is saved and slots can be added.
         screen: The output that says what the launcher waits for.
         seats: The seats of machines that join; None if no machine can join.
 
@@ -66,7 +66,7 @@ class ElasticSlots:
         self._least, self._most = least, most
         self._events, self._screen, self._seats = events, screen, seats
         slots = place(None, spec.hosts) if spec.hosts else ()
-        if len(slots) < self._most:  # otherwise the hosts have spare slots, which are kept
+        if len(slots) < self._most:  # otherwise all slots of the hosts are kept, also spare ones
             slots = listed(spec)
         self._slots = list(slots)
         self._down = {slot.host for slot in slots if slot.host is not None}
@@ -121,12 +121,13 @@ class ElasticSlots:
         consequences = (0, ExitCode.LOST_WORKER, ExitCode.PREEMPTED)
         failed = [each for each in endings if not each.stopped and each.exit_code]
         to_blame = [each for each in failed if each.exit_code not in consequences]
-        # A worker that hangs is reported by the other workers, and then must be killed.
+        # A worker that hangs does not fail by itself. The other workers report the worker as lost,
+        # and the launcher kills the worker.
         to_blame = to_blame or [each for each in endings if each.killed]
         for each in to_blame:
             slot = self._used[each.rank]
             if each.exit_code == supervisor.LOST and slot.host is not None and not slot.machine:
-                self._down.add(slot.host)  # before the next attempt, ssh tries whether it is up
+                self._down.add(slot.host)  # the next call of `choose` asks whether the host is up
         if len(to_blame) == len(endings):
             return  # all have failed, so the script is to blame
         for each in to_blame:

@@ -1,9 +1,10 @@
 """Warm processes: each has imported what workers import, and forks the workers of later restarts.
 
-An elastic job has one warm process on each host from its first backup on. A warm process imports
-frameworks, but does not start them; if it has touched a GPU, it is not used. A supervisor finds the
-warm process by the name of a socket (`kerasdist.cli.launch.supervisor.Forked`). If a worker cannot
-be forked, its supervisor starts a new process instead.
+From the first backup of an elastic job on, each host has one warm process. A warm process imports
+the frameworks, but must not open a GPU or another accelerator; if an import does so, the warm
+process ends. A supervisor finds the warm process by the name of a socket
+(`kerasdist.cli.launch.supervisor.Forked`). If a worker cannot be forked, its supervisor starts a
+new process instead.
 
 Environment variables that frameworks read when they are imported must have the same values in the
 warm process and in the worker. So a worker is forked only if its environment equals the environment
@@ -99,8 +100,8 @@ class WarmProcesses:
 
 
 def fork_workers(listener: socket.socket, environment: Environment) -> tuple[Order, list[int]]:
-    """Forks a worker for each order; returns only in workers, with their order and files."""
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel removes processes that end
+    """Forks a worker for each order; returns the order and its files, but only in the worker."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # so that ended children do not stay as zombies
     while True:
         connection, _ = listener.accept()
         if os.fork() == 0:
@@ -111,7 +112,7 @@ def fork_workers(listener: socket.socket, environment: Environment) -> tuple[Ord
 
 def _fork_and_stay(connection: socket.socket, environment: Environment) -> tuple[Order, list[int]]:
     """Forks a worker and stays as its parent; returns only in the worker."""
-    os.setpgid(0, 0)  # like the worker, this process outlives the warm process
+    os.setpgid(0, 0)  # a new group, because the end of the warm process ends its whole group
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     if peer_user(connection) != os.getuid():
         os._exit(1)
@@ -124,7 +125,7 @@ def _fork_and_stay(connection: socket.socket, environment: Environment) -> tuple
     if worker == 0:
         connection.close()
         return order, files
-    # The worker also sets its group, because it may run before this process does.
+    # This process and the worker both set the worker's group, because either may run first.
     os.setpgid(worker, worker)
     for one in files:
         os.close(one)
@@ -146,9 +147,9 @@ def _comparable(environment: Environment) -> dict[str, str]:
 
 
 def _become_worker(order: Order, files: Sequence[int], before: Environment) -> None:
-    """Makes a forked process like one that its supervisor starts: environment, group and files.
+    """Gives a forked process the environment, group and files of a worker.
 
-    `before` is the environment before the imports, which may have changed it.
+    `before` is the environment before the imports; an import may have changed variables.
     """
     os.setpgid(0, 0)
     follow_into_death()
@@ -162,7 +163,7 @@ def _become_worker(order: Order, files: Sequence[int], before: Environment) -> N
     for name, file in zip(order["files"], files[2:], strict=True):
         os.set_inheritable(file, True)
         os.environ[name] = str(file)
-    if "numpy" in sys.modules:  # Python itself seeds its own generator after a fork
+    if "numpy" in sys.modules:  # unlike NumPy, Python seeds its own generator anew after a fork
         sys.modules["numpy"].random.seed()
 
 
@@ -203,7 +204,7 @@ def main() -> None:
         return  # the script chooses another backend
     modules = "keras", *_OURS, f"kerasdist.backends.{backend}.backend"
     if backend == "torch" and any(Path(each).exists() for each in _GPU_DRIVERS):
-        modules = ()  # Keras asks CUDA for devices when it is imported
+        modules = ()  # on PyTorch, an import of Keras would open the GPUs
     for each in (*modules, *loaded):
         importlib.import_module(each)
     opened = [str(file.resolve()) for file in Path("/proc/self/fd").iterdir()]
