@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @final
 class JaxReplicaSet(ReplicaSet):
-    """Devices over which each batch of a global program is sharded.
+    """The devices of a strategy, which run one program on each global batch.
 
     Attributes:
         arrays: The placement of a step's arrays.
@@ -95,7 +95,7 @@ class JaxReplicaSet(ReplicaSet):
         return min((one["bytes_limit"] - one["bytes_in_use"] for one in known), default=None)
 
     def device_kind(self) -> str | None:
-        """Returns the product name of these devices; TPUs have one, too."""
+        """Returns the product name of these devices, such as that of a GPU or TPU."""
         return self._kind
 
     @property
@@ -115,7 +115,7 @@ class JaxReplicaSet(ReplicaSet):
         return PlacedAdapter(adapter, self.arrays, self.first_batches)
 
     def equalize(self, variables: Sequence[keras.Variable]) -> None:
-        """Gives variables the chief's values, bit by bit, in one or a few collectives.
+        """Gives variables exactly the chief's values, in one or a few collectives.
 
         Sharded variables are left out, because workers compare such variables when these are
         initialized and assigned.
@@ -129,7 +129,7 @@ class JaxReplicaSet(ReplicaSet):
         return worker_placement.shards_of(variable)
 
     def held(self, variable: keras.Variable) -> tuple[str, str, tuple[int, ...]]:
-        """Returns which axes of the mesh divide a variable, why, and a shard's shape."""
+        """Returns which axes of the mesh shard a variable, the reason, and the shape of a shard."""
         layout: Layout = self.logical_devices  # a plan's layout has devices of other machines
         [sharding], (how, why, shape) = layout.of_variables([variable]), super().held(variable)
         if layout.rule is not None:

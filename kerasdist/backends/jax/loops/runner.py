@@ -276,7 +276,10 @@ class JaxRunner(Runner):
         return PerReplica(tuple(leaves)) if source is None else PerReplica(source)
 
     def _entering(self, structure: Any) -> Any:
-        """Returns a program's arguments, whose distributed values have all workers' components."""
+        """Returns a program's arguments, with distributed values that have all components.
+
+        In a job, a distributed value that user code has made has only this worker's components.
+        """
         if self._replica_set.job is None:
             return structure
         leaves, form = flatten(structure)
@@ -293,7 +296,10 @@ class JaxRunner(Runner):
     def _made(
         self, columns: Sequence[Sequence[Any]], has_shape: Callable[[Any], bool]
     ) -> list[Any]:
-        """Makes one value per column of this worker's components; workers exchange the shapes."""
+        """Makes a distributed value from each column, which has this worker's components.
+
+        All workers must call this method, because they exchange the shapes of components.
+        """
         if scopes.program() is not None:
             raise UnsupportedError(
                 "Expected distributed values of several workers to be made outside of strategy.run "
@@ -330,7 +336,7 @@ class JaxRunner(Runner):
         return values
 
     def local_results(self, value: Any) -> tuple[Any, ...]:
-        """Returns the components of a value or a variable; for anything else a tuple of it."""
+        """Returns the components of a value or variable; for other objects, a tuple of one."""
         if is_distributed(value):
             return value.values
         if not isinstance(value, keras.Variable):
@@ -403,7 +409,11 @@ def _array_of(leaf: Any) -> Any:
 
 
 def _of_objects(leaves: Sequence[Any]) -> Any:
-    """Returns a distributed value of Python objects; None itself if the first object is None."""
+    """Returns a distributed value of Python objects.
+
+    Returns None if the first object is None, and the object itself if all objects are the same
+    distributed value.
+    """
     first = leaves[0]
     same = all(leaf is first for leaf in leaves)
     alone = first is None or (same and is_distributed(first))
