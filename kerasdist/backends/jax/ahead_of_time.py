@@ -50,7 +50,7 @@ class TrainingProgram:
     """A training step in the form in which `fit` gives it to XLA.
 
     Attributes:
-        lowered: The program, to be compiled: `jax.stages.Lowered`.
+        lowered: The program before its compilation, a `jax.stages.Lowered`.
         arrays: How many arrays the state has.
         state_bytes: The bytes that each device holds, by kind of state.
         host_bytes: The bytes of state that the host holds for each device. A step copies them to
@@ -197,7 +197,7 @@ def _bytes_of(spec: Any, sharding: Any) -> int:
 
 @final
 class PlanningBackend(JaxBackend):
-    """JAX with described devices in place of this machine's; models can be made but not trained.
+    """A backend whose devices are descriptions; models can be made on them, but not trained.
 
     A script may name any devices: its strategy always gets replicas on all described devices. If
     `sharding` or `offload` is given here, it replaces the argument of the strategy.

@@ -23,13 +23,14 @@ from kerasdist.keras_compat import ops
 
 # The folders of a step in which Keras's OrbaxCheckpoint and Orbax's CheckpointManager keep arrays.
 _INNER = ("pytree", "default")
-# How many bytes of arrays are read at a time. Memory must hold these beside the variables' values.
+# How many bytes of arrays are read at a time. Memory must hold these bytes in addition to the
+# values of the variables.
 _AT_ONCE = 1 << 26
 
 
 @final
 class OrbaxFormat(CheckpointFormat):
-    """Reads and writes checkpoints by Orbax, which is imported when an object is made."""
+    """Reads and writes checkpoints by Orbax, which is imported when a format object is made."""
 
     marker = "_METADATA"
 

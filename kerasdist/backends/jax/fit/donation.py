@@ -56,7 +56,10 @@ _passed_on = threading.Condition()
 
 @contextmanager
 def passing(keys: Iterable[int]) -> Generator[None]:
-    """Waits until no other thread passes these variables, given by id, to a program."""
+    """Opens a context in which no other thread passes these variables, given by id, to a program.
+
+    Waits until other threads have stored the new values of these variables.
+    """
     here = threading.get_ident()
     with _passed_on:
         _passed_on.wait_for(lambda: all(_passed.get(key, here) == here for key in keys))

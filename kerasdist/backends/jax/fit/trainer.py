@@ -281,7 +281,7 @@ class JaxTrainer(ReplicatedTrainer):
         return state
 
     def _copy_in_steps(self, variable: keras.Variable, name: str, index: int) -> Any:
-        """Returns a copy of a value that steps have taken out of a variable, for any thread.
+        """Returns, to any thread, a copy of a value that steps have taken out of a variable.
 
         Returns None if there is no value now, for example because a step has just consumed it.
         """

@@ -1,4 +1,4 @@
-"""Components of variables that differ between replicas and are kept from one `run` to the next.
+"""Keeps components of variables, which differ between replicas, from one `run` to the next.
 
 The variable's own value, which users read outside of replicas and which Keras saves, is always the
 aggregate of its components. The components are valid as long as the variable holds the same array

@@ -40,10 +40,10 @@ from kerasdist.job.job import FUNCTION, translating_failures
 # The most compiled versions of a function that are kept. Each version is for other shapes of the
 # arguments, or other constants.
 _VERSIONS = 128
-# Two functions with the same code are equal if the values that they refer to are equal. Values of
+# Functions with the same code share a program if the values that they refer to are equal. Values of
 # these types are compared by equality, other values by identity.
 _VALUES = (bool, int, float, complex, str, bytes, type(None))
-# The most times that a function is traced until it creates no more variables.
+# How often a function is traced at most. Each trace but the last may create variables.
 _TRACINGS = 4
 
 
@@ -128,7 +128,6 @@ class _Kept(Generic[_Value]):
     """A cache of recently used values by key; drops an entry when one of its objects is freed."""
 
     def __init__(self) -> None:
-        """Starts empty."""
         self._entries: OrderedDict[Hashable, tuple[_Value, list[Any]]] = OrderedDict()
 
     def get(self, key: Hashable) -> _Value | None:
@@ -161,7 +160,6 @@ class Programs:
     """
 
     def __init__(self) -> None:
-        """Starts without programs."""
         self._of: _Kept[Program] = _Kept()
         self._alike: _Kept[Program] = _Kept()
 
@@ -210,7 +208,6 @@ class Program:
     """A function that JAX compiles once for each combination of shapes, types and constants."""
 
     def __init__(self) -> None:
-        """Starts without compiled versions."""
         self._executables: _Kept[Executable] = _Kept()
         self._lock = threading.RLock()
 
@@ -392,7 +389,7 @@ class Executable:
         return Executable(consumed, known, [one for one in known if one in held], place)
 
     def launch(self, traced: Callable[..., Any], arrays: Sequence[Any]) -> tuple[Any, ...]:
-        """Starts the program and gives the variables their new values; returns its outputs."""
+        """Starts the program, gives variables their new values, returns the program's outputs."""
         if self.place is not None:
             self.place.begin_step()
         variables = self.variables()
@@ -453,7 +450,7 @@ class Executable:
         place = self.place
         if place is None:
             return jax.jit(self._program, donate_argnums=0)
-        # None: the sharding that `host_memory.constrained` has set in the program.
+        # None means the shardings that `host_memory.constrained` has set in the program.
         variables = None if place.layout.shards_state else place.whole
         return jax.jit(self._program, donate_argnums=0, out_shardings=(variables, place.rows, None))
 

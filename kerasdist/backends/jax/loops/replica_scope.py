@@ -213,7 +213,7 @@ class JaxCollectives(Collectives):
         self._applies = False
 
     def merge_call(self, strategy: Strategy, function: Callable[..., Any], given: Arguments) -> Any:
-        """Calls the function with distributed values, of whose components each replica has one."""
+        """Calls the function with distributed values, made of the arguments of all replicas."""
         leaves, structure = flatten(given)
 
         def merged(leaves: list[Any]) -> Any:

@@ -50,7 +50,7 @@ class JaxReplicaSet(ReplicaSet):
     ) -> None:
         self.arrays = self._place(jax_devices, options, job)
         super().__init__(_in_order_of(self.arrays, jax_devices, devices), options, job)
-        self.steps_ahead = STEPS_AHEAD  # also on CPUs, where JAX runs asynchronously
+        self.steps_ahead = STEPS_AHEAD  # on CPUs, too, because JAX runs asynchronously there
         self.logical_devices = self.arrays.layout
         if self.arrays.layout.shards_between_steps:
             sharded_state.add(self.arrays)
@@ -62,7 +62,7 @@ class JaxReplicaSet(ReplicaSet):
         hosts = 1
         if job is not None and isinstance(options.sharding, Sharding) and options.sharding.within:
             hosts = job.num_workers // job.workers_a_host()
-        if len(devices) == 1:  # in `kerasdist plan`, one device stands for all
+        if len(devices) == 1:  # in `kerasdist plan`, one CPU device stands for all devices
             options = replace(options, devices_per_replica=1, sharding=None)
         offload = options.offload is not None
         layout = Layout(
@@ -169,7 +169,7 @@ def _in_order_of(
     place: Placement, jax_devices: Sequence[Any], devices: Sequence[Device]
 ) -> list[Device]:
     """Returns this process's devices in the order of its replicas, which the mesh determines."""
-    if len(jax_devices) == 1:  # in `kerasdist plan`, one device stands for all
+    if len(jax_devices) == 1:  # in `kerasdist plan`, one CPU device stands for all devices
         return list(devices)
     here = [one for one in jax_devices if one.process_index == jax.process_index()]
     names = dict(zip(here, devices, strict=True))

@@ -204,7 +204,7 @@ class JaxRunner(Runner):
     def update(
         self, variable: keras.Variable, function: Callable[..., Any], given: Arguments
     ) -> Sequence[Any]:
-        """Calls the function; JAX traces it once, for the copies on all devices."""
+        """Calls the function, which JAX traces once for the variable's copies on all devices."""
         scope = replica_scope.current()
         apart = self._has_components(variable)
         differ = apart or any(isinstance(leaf, PerReplica) for leaf in flatten(given)[0])
@@ -336,7 +336,7 @@ class JaxRunner(Runner):
         return values
 
     def local_results(self, value: Any) -> tuple[Any, ...]:
-        """Returns the components of a value or variable; for other objects, a tuple of one."""
+        """Returns the components of a value or variable; for another object, a tuple with it."""
         if is_distributed(value):
             return value.values
         if not isinstance(value, keras.Variable):
@@ -350,7 +350,7 @@ class JaxRunner(Runner):
 
     @property
     def _copies(self) -> int:
-        """How many components a value has: one per local replica, in programs one per replica."""
+        """How many components a value has: in a program one per replica, else one per local one."""
         if scopes.program() is not None:
             return self._replicas
         return len(self._place.layout.local_replicas)

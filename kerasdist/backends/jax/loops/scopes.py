@@ -95,7 +95,7 @@ class ProgramScope(Scope):
         return value
 
     def store(self, variable: keras.Variable, value: jax.Array, stack: jax.Array | None) -> None:
-        """Sets the value of a variable."""
+        """Sets the value of a variable; `stack` has its components, if replicas differ."""
         key = id(variable)
         if key not in self.known:
             self.variables[key] = variable

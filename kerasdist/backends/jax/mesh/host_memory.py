@@ -4,7 +4,7 @@ A step takes and returns these variables as arrays in page-locked memory of the 
 can read and write by itself. When the optimizer's code reads a variable, the step copies the
 variable to the devices. A group is a few weights and their variables. To save memory of the
 devices, an update must copy the variables of one group after those of another. But XLA drops
-optimization barriers between copies. It would start all copies when the step begins, and the
+optimization barriers between copies. XLA would start all copies when the step begins, and the
 devices would hold all variables at once.
 
 So a copy is made to depend on a weight that was updated two groups earlier. A variable is copied as

@@ -92,9 +92,9 @@ def _note_new(
 
 
 def note_all(optimizer: keras.Optimizer, weights: Iterable[keras.Variable]) -> None:
-    """Records to which weight each variable of an optimizer belongs, where that is not recorded.
+    """Records to which weights an optimizer's variables belong, if that is not recorded yet.
 
-    It is not recorded for an optimizer that was built before the first layout that shards.
+    An optimizer may have been built before the first layout that shards, which starts recording.
     """
     unknown = [one for one in optimizer.variables if not is_slot(one)]
     if unknown:
@@ -213,7 +213,7 @@ class OverReplicas:
         )
 
     def update_spec(self, weight: keras.Variable) -> PartitionSpec:
-        """Returns the spec of a weight's update, and of the optimizer's variables of the weight."""
+        """Returns the spec of a weight's update, and of the weight's optimizer variables."""
         wanted, _ = self._own_axis(weight)
         axis = self._sharding.axis(tuple(weight.shape), self._replicas, wanted)
         return WHOLE if axis is None else PartitionSpec(*[None] * axis, self._axis)
@@ -231,7 +231,7 @@ class ByLayoutMap:
         self._names: Mapping[str | None, str] = {**names}
 
     def require_useful(self, variables: Iterable[keras.Variable]) -> None:
-        """Raises a ValueError if a key of the map fits no existing variable, and no output."""
+        """Raises a ValueError if a key of the map fits no existing variable or layer's output."""
         self._reader.require_useful()
 
     def output_spec(self, path: str) -> PartitionSpec | None:

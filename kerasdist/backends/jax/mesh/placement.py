@@ -26,7 +26,7 @@ from kerasdist.backends.jax.mesh.layout import Layout, in_step
 Step = Callable[[Any, Any], tuple[Any, Any]]
 
 STEPS_AHEAD = 8
-"""The number of steps within which the host waits for the device once (`_wait_sometimes`)."""
+"""On CPU devices the host waits for the devices once in so many steps (`_wait_sometimes`)."""
 
 # One counter is enough for all strategies, because all programs of a process use the same queues.
 _launches = itertools.count(1)
@@ -37,19 +37,20 @@ class OtherStateError(Exception):
 
 
 def _wait_sometimes(outputs: object, state: object, steps: int = 1) -> None:
-    """Counts the steps of a launch on CPU devices; waits after each `STEPS_AHEAD` of them.
+    """Counts the steps of a launch on CPU devices; waits for a result every `STEPS_AHEAD` steps.
 
-    On accelerators JAX's own limit is enough. On several CPU devices JAX can deadlock. Each device
-    lets 32 programs be in flight (``max_inflight_computations_per_device`` in XLA's CPU client),
-    and the launch of the next program waits for its turn *inside* the thread pool that also runs
-    the programs. The pool has as many threads as there are cores, or devices if there are more.
-    On two cores, one thread of the pool waits for a launch, and the other waits in an all-reduce
-    for its partner, which finds no thread: "Expected 2 threads to join the rendezvous, but only 1
-    of them arrived". After 40 seconds XLA aborts the process. The stacks of a stopped process show
-    ``xla::Semaphore::Acquire`` under ``ExecuteLaunch`` on one worker and
-    ``InProcessCommunicator::AllReduce`` on the other. A larger pool (``NPROC=8``, before JAX
-    starts) prevents the deadlock. Fewer programs in flight prevent it, too; the limit must be well
-    below 32, because callbacks and user code launch programs too. Seen with jaxlib 0.10.2.
+    Accelerators need no such wait, because there JAX's own limit of programs in flight is enough.
+    On several CPU devices JAX can deadlock. Each device lets 32 programs be in flight
+    (``max_inflight_computations_per_device`` in XLA's CPU client). The launch of the next program
+    waits *inside* the thread pool that also runs the programs. The pool has as many threads as
+    there are cores, or devices if there are more. On two cores, one thread of the pool waits for a
+    launch. The other thread waits in an all-reduce for the second device, whose program finds no
+    thread: "Expected 2 threads to join the rendezvous, but only 1 of them arrived". After 40
+    seconds XLA aborts the process. The stacks of a stopped process show ``xla::Semaphore::Acquire``
+    under ``ExecuteLaunch`` in one thread and ``InProcessCommunicator::AllReduce`` in the other. A
+    larger pool (``NPROC=8``, before JAX starts) prevents the deadlock. Fewer programs in flight
+    prevent it, too. The limit must be well below 32, because callbacks and user code also launch
+    programs. Seen with jaxlib 0.10.2.
     """
     due = next(_launches) % STEPS_AHEAD == 0
     for _ in range(1, steps):
@@ -94,7 +95,8 @@ class Placement:
         self.mesh, self.whole, self.rows = layout.mesh, layout.whole, layout.rows
         self.devices = tuple(layout.mesh.devices.flat)
         self.begin_step = begin_step
-        # A variable that will be cut may be too large for one accelerator, so the host makes it.
+        # A variable that will be split over logical devices may be too large for one accelerator,
+        # so the variable is made on the host.
         self.host = _host_or(layout.local[0])
         self._home = home or (self.host if layout.splits.logical_devices > 1 else layout.local[0])
         on_cpu = layout.local[0].platform == "cpu"
@@ -104,11 +106,11 @@ class Placement:
         self.shares_memory = on_cpu
 
     def variables(self) -> AbstractContextManager[Any]:
-        """Returns a context in which new variables are made on their device."""
+        """Returns a context in which new variables are made on the device `home`."""
         chosen = jax.config.jax_default_device  # type: ignore[attr-defined]
         default = chosen or jax.local_devices()[0]
-        # The default device is set only if needed, because JAX recompiles functions when it
-        # changes.
+        # The default device is set only if needed, because JAX recompiles functions after a change
+        # of the default device.
         if default == self._home:
             return contextlib.nullcontext()
         return jax.default_device(self._home)
@@ -171,7 +173,7 @@ class Placement:
         return np.array(rows) if needs_copy else rows
 
     def copy_batch(self, batch: object) -> object:
-        """Copies a batch on the host, because its source may overwrite it for the next batch."""
+        """Copies a batch on the host, where the data source may overwrite it by the next batch."""
         return jax.tree.map(self.copy_if_shared, batch)
 
     def wait_until_sent(self, arrays: Any) -> Any:

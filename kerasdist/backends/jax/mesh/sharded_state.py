@@ -1,9 +1,8 @@
 """Sharded state (`sharding=`): how it is made, read, written and used in a step.
 
-Code outside of compiled programs reads full values, so each read of a sharded variable gathers it.
-With several workers, all of them must make, read and write such a variable together, and they wait
-for each other. If one worker read or wrote such a variable alone, its collective would wait for
-workers that run another program.
+Code outside of compiled programs reads full values, so each read of a sharded variable gathers its
+shards. So all workers must make, read and write such a variable together. If one worker read or
+wrote such a variable alone, its collective would wait for workers that run another program.
 
 A step of `fit` takes each device's shards. A weight that is sharded over the replicas is gathered
 for each use (`gathers.py`), and the optimizer updates shards.
