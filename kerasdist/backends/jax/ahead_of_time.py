@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from kerasdist.backends.base.interface import ReplicaOptions
     from kerasdist.job.job import Job
 
-_NAMED_DEVICES = 1024  # A script may use this number of device names, such as gpu:3.
+_NAMED_DEVICES = 1024  # A planned script may name devices, such as gpu:3, up to this number.
 
 
 def described_devices(platform: str, topology: str, target_config: str | None = None) -> list[Any]:
@@ -36,8 +36,8 @@ def described_devices(platform: str, topology: str, target_config: str | None = 
 
     Args:
         platform: ``"tpu"`` (needs the package libtpu) or ``"cuda"`` (needs JAX's plug-in).
-        topology: The topology in the compiler's spelling, such as ``"v5e:4x4"``; for GPUs
-            ``"1x2x8"``, which is the number of slices, of machines, and of GPUs of each machine.
+        topology: The topology in the compiler's spelling, such as ``"v5e:4x4"``. For GPUs it has
+            three numbers, such as ``"1x2x8"``: slices, machines of a slice, GPUs of a machine.
         target_config: XLA's description of the GPU; needed for GPUs only.
     """
     options = {"topology": topology, "target_config": target_config} if target_config else {}
@@ -50,13 +50,13 @@ class TrainingProgram:
     """A training step in the form in which `fit` gives it to XLA.
 
     Attributes:
-        lowered: The program, to be compiled: `jax.stages.Lowered`.
+        lowered: The program before its compilation, a `jax.stages.Lowered`.
         arrays: How many arrays the state has.
         state_bytes: The bytes that each device holds, by kind of state.
         host_bytes: The bytes of state that the host holds for each device. A step copies them to
             the device and back.
-        copied_bytes: How many of these bytes a device may hold at a time; 0 if XLA's own figures
-            count them, as they do for TPUs but not for GPUs.
+        copied_bytes: How many of the `host_bytes` a device may hold at a time during a step. The
+            number is 0 for TPUs, because there XLA's own memory figures include these bytes.
         input_bytes: The bytes of a batch that each device gets.
         matmul_flops: Floating-point operations of matrix products and convolutions in one step, for
             all devices together, by the type of the operands.
@@ -135,7 +135,7 @@ class Compiled:
 
 
 def compiled(program: TrainingProgram) -> Compiled:
-    """Compiles a program."""
+    """Compiles a program, without running it."""
     try:
         executable = program.lowered.compile()
     except jax.errors.JaxRuntimeError as error:
@@ -197,10 +197,10 @@ def _bytes_of(spec: Any, sharding: Any) -> int:
 
 @final
 class PlanningBackend(JaxBackend):
-    """JAX with described devices in place of this machine's; models can be made but not trained.
+    """A backend whose devices are descriptions; models can be made on them, but not trained.
 
-    All device names exist, and a strategy gets one replica on each described device, whatever
-    devices it names. A `sharding` and an `offload` given here replace the strategy's arguments.
+    A script may name any devices: its strategy always gets replicas on all described devices. If
+    `sharding` or `offload` is given here, it replaces the argument of the strategy.
     """
 
     def __init__(
@@ -218,13 +218,13 @@ class PlanningBackend(JaxBackend):
         return tuple(Device(kind, i) for i in range(max(_NAMED_DEVICES, len(self._described))))
 
     def prepare_cpu_devices(self, count: int) -> None:
-        """Does nothing, because all device names exist."""
+        """Does nothing, because a planned script may name any devices."""
 
     def uses_gpus(self) -> None:
-        """Returns None, because no GPU of this machine is used."""
+        """Returns None, because a plan uses no GPU of this machine."""
 
     def connect(self, job: Job, gpus: Sequence[int] | None = None) -> tuple[Device, ...]:
-        """Does nothing, because no step runs."""
+        """Returns no devices, and connects to no worker, because a plan runs no step."""
         return ()
 
     def replica_set(

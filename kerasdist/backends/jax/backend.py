@@ -35,7 +35,7 @@ from kerasdist.core.devices import Device
 from kerasdist.errors import DeviceError, JobError, UnsupportedError
 from kerasdist.job.job import Job, current_job
 
-# JAX adds its settings to this class only when it is imported.
+# Its type is Any, because JAX adds the settings to the class of `jax.config` only at run time.
 _config: Any = jax.config
 
 _SETTINGS = (
@@ -54,18 +54,26 @@ class JaxBackend(Backend):
     name = "jax"
 
     def devices(self, kind: str) -> tuple[Device, ...]:
-        """Returns this process's devices of one kind, which starts JAX."""
+        """Returns this process's devices of one kind. The call starts JAX."""
         return tuple(Device(kind, index) for index in range(len(_local_devices(kind))))
 
     def coordinates(self, kind: str) -> Sequence[Sequence[tuple[int, ...]]] | None:
-        """Returns TPUs' coordinates; None for several slices, because each slice begins at 0."""
+        """Returns the coordinates of each process's TPU cores; None for other devices.
+
+        Also returns None if the cores are in several slices, because the coordinates of each slice
+        begin at 0.
+        """
         return coordinates_of(jax.devices(kind)) if kind == "tpu" else None
 
     def prepare_cpu_devices(self, count: int) -> None:
-        """Configures JAX for `count` CPU devices; once JAX has started, checks their number."""
-        # The number of XLA's threads; `_wait_sometimes` explains why too few can deadlock. During
-        # an eager step the host starts hundreds of programs without waiting, so a machine with few
-        # cores needs more threads than cores.
+        """Makes JAX have at least `count` CPU devices.
+
+        Raises a DeviceError if JAX has already started with fewer CPU devices.
+        """
+        # NPROC is the number of XLA's threads. With too few threads JAX can deadlock; the docstring
+        # of `_wait_sometimes` in mesh/placement.py explains why. In an eager step the host starts
+        # hundreds of programs without waiting, so a machine with few cores needs more threads than
+        # cores.
         os.environ.setdefault("NPROC", str(max(os.cpu_count() or 1, 4 * count)))
         if _config.jax_num_cpu_devices >= count:
             return  # a later strategy on fewer devices must not reduce the number
@@ -96,20 +104,20 @@ class JaxBackend(Backend):
         return {name: str(getattr(_config, name)) for name in _SETTINGS}
 
     def connect(self, job: Job, gpus: Sequence[int] | None = None) -> tuple[Device, ...]:
-        """Starts `jax.distributed` and JAX; JAX numbers this process's GPUs from 0."""
+        """Starts `jax.distributed` and JAX; returns the GPUs in `gpus`, numbered anew from 0."""
         connection.connect(job, gpus)
         return self.devices("gpu") if gpus else ()
 
     def replica_set(
         self, devices: Sequence[Device], options: ReplicaOptions, job: Job | None = None
     ) -> JaxReplicaSet:
-        """Returns the replicas on all workers' devices. XLA chooses how they communicate."""
+        """Returns the replicas on all workers' devices. XLA chooses how replicas communicate."""
         _prepare(options, several=job is not None or len(devices) > 1)
         here = [_local_devices(device.kind)[device.index] for device in devices]
         if job is None:
             _require_no_other_processes(devices[0].kind)
             if len(here) == 1 and isinstance(options.sharding, keras_compat.LayoutMap):
-                Layout(here, 1, options.sharding)  # the layout refuses a mesh of other devices
+                Layout(here, 1, options.sharding)  # raises if the map's mesh has other devices
             return JaxReplicaSet(here, devices, options)
         check_communication(options.communication, "JAX", ())
         if len(devices) % options.devices_per_replica:
@@ -128,12 +136,18 @@ class JaxBackend(Backend):
         return JaxReplicaSet(everywhere, devices, options, job)
 
     def function(self, function: Callable[..., Any], jit_compile: bool) -> Callable[..., Any]:
-        """Compiles a function together with its variables. JAX always compiles with XLA."""
+        """Compiles a function together with its variables.
+
+        JAX always compiles with XLA, so `jit_compile` has no effect.
+        """
         creation.install()
         return functions.function(function)
 
     def count_flops(self, function: Callable[..., object], *arguments: object) -> float:
-        """Counts the operations in the traced call, in the same way as ``kerasdist plan``."""
+        """Returns how many floating-point operations the matrix products of a call need.
+
+        The number is computed by `matmul_flops`, as in ``kerasdist plan``.
+        """
         shapes = [
             keras.tree.map_structure(lambda one: jax.ShapeDtypeStruct(one.shape, one.dtype), each)
             for each in arguments
@@ -160,7 +174,10 @@ class JaxBackend(Backend):
 
 
 def coordinates_of(devices: Sequence[Any]) -> list[list[tuple[int, ...]]] | None:
-    """Returns the coordinates of TPUs by process; None if two slices have equal coordinates."""
+    """Returns the coordinates of TPU cores, by process.
+
+    Returns None if two cores have the same coordinates, as cores of different slices can have.
+    """
     by_process: dict[int, list[tuple[int, ...]]] = {}
     for one in devices:
         by_process.setdefault(one.process_index, []).append((*one.coords, one.core_on_chip))
@@ -170,7 +187,7 @@ def coordinates_of(devices: Sequence[Any]) -> list[list[tuple[int, ...]]] | None
 
 @final
 class JaxProfiler(Profiler):
-    """Lets XLA write its own files, and reads the file in Chrome's format."""
+    """Records with JAX's profiler, and reads the events from its trace file in Chrome's format."""
 
     def start(self, folder: Path) -> None:
         """Starts recording."""
@@ -188,7 +205,10 @@ class JaxProfiler(Profiler):
 
 
 def matmul_flops(jaxpr: Any) -> Counter[str]:
-    """Counts a traced function's operations on matrix units, by the type of the left operand."""
+    """Returns how many floating-point operations a traced function's matrix products need, by type.
+
+    Convolutions count as matrix products. The type of a product is the type of its left operand.
+    """
     found: Counter[str] = Counter()
     for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns:
         name, parameters = equation.primitive.name, equation.params
@@ -203,7 +223,7 @@ def matmul_flops(jaxpr: Any) -> Counter[str]:
             # The zeros between the elements of a dilated input are not multiplied.
             inner = math.prod(kernel.shape) / outputs / math.prod(parameters["lhs_dilation"])
             found[str(left.dtype)] += 2 * inner * math.prod(equation.outvars[0].aval.shape)
-        # cuDNN's attention: (batch, length, head, size)
+        # cuDNN's attention, whose query and key have the axes (batch, length, head, size)
         elif name == "dot_product_attention_fwd_wrapper":
             query, key = (one.aval for one in equation.invars[:2])
             found[str(query.dtype)] += 4 * math.prod(query.shape) * key.shape[1]
@@ -240,7 +260,7 @@ def _require_no_other_processes(kind: str) -> None:
     """Refuses a strategy of one process if JAX has other processes, as in a TPU slice.
 
     Otherwise each process would train by itself on all data, and nobody would notice. A worker that
-    has joined its job may use a one-process strategy besides the job's own.
+    has joined its job may also use a strategy of one process, besides the strategy of the job.
     """
     count = jax.process_count(kind)
     if count > 1 and current_job() is None and not kerasdist_variables.is_independent(None):

@@ -23,13 +23,14 @@ from kerasdist.keras_compat import ops
 
 # The folders of a step in which Keras's OrbaxCheckpoint and Orbax's CheckpointManager keep arrays.
 _INNER = ("pytree", "default")
-# How many bytes of arrays are read at a time. Memory must hold these beside the variables' values.
+# How many bytes of arrays are read at a time. Memory must hold these bytes in addition to the
+# values of the variables.
 _AT_ONCE = 1 << 26
 
 
 @final
 class OrbaxFormat(CheckpointFormat):
-    """Orbax's checkpoints of arrays; the package is imported when it is used."""
+    """Reads and writes checkpoints by Orbax, which is imported when a format object is made."""
 
     marker = "_METADATA"
 
@@ -43,7 +44,7 @@ class OrbaxFormat(CheckpointFormat):
             ) from error
 
     def folder_in(self, path: Path) -> Path | None:
-        """Returns the folder with the arrays, which may be inside of a step's folder."""
+        """Returns the folder of the arrays: `path`, or a folder in it; None if there is none."""
         places = (path, *(path / one for one in _INNER))
         return next((one for one in places if super(OrbaxFormat, self).folder_in(one)), None)
 
@@ -77,7 +78,8 @@ class OrbaxFormat(CheckpointFormat):
         """Gives variables the values of a checkpoint; each process reads its devices' shards."""
         place = _place_of(replicas)
         sizes = [keras_compat.nbytes(variable) for _, variable in wanted]
-        # At most about 16 bundles, because each bundle needs a read of its own.
+        # The values are read in at most about 16 bundles, because each bundle costs a new call of
+        # Orbax's `restore`.
         for some in in_bundles(wanted, sizes, max(_AT_ONCE, sum(sizes) // 16)):
             forms = dict[str, Any]()
             for key, variable in some:
@@ -107,9 +109,10 @@ class OrbaxFormat(CheckpointFormat):
 
 
 def _fail_together(handler: Any, job: Job) -> None:
-    """Turns an error of one worker, for which the others would wait, into an error on all workers.
+    """Makes an Orbax handler's `save` and `restore` fail on all workers if they fail on one.
 
-    Orbax's `finalize`, which the chief alone calls, becomes the last part of `save`.
+    Otherwise the other workers would wait for the failed worker. Orbax calls `finalize` on the
+    chief alone. So `save` calls `finalize` at its end, where all workers wait for the chief.
     """
     write, finish = _reporting(handler.save, job), handler.finalize
 
@@ -150,7 +153,7 @@ def _sharding_of(variable: keras.Variable, place: Placement | None) -> Any:
 
 
 def _array_of(variable: keras.Variable, place: Placement | None) -> jax.Array:
-    """Returns a variable's value as Orbax takes it; in a job this is a global array."""
+    """Returns a variable's value as an array for Orbax; in a job this is a global array."""
     if is_on_read(variable):
         value: Any = np.asarray(ops.convert_to_numpy(variable))
     else:

@@ -45,7 +45,7 @@ def connect(job: Job, gpus: Sequence[int] | None = None) -> None:
         job: The job of this process.
         gpus: The numbers of the GPUs that JAX shall use. Empty: no GPU. None: all GPUs.
     """
-    config: Any = jax.config  # JAX adds its settings to this class only when it is imported
+    config: Any = jax.config  # JAX adds the settings to its class only at run time
     if gpus is not None and not gpus and not config.jax_platforms:
         jax.config.update("jax_platforms", "cpu")
     # JAX's preemption service would catch SIGTERM, by which schedulers and users end a process.
@@ -54,7 +54,8 @@ def connect(job: Job, gpus: Sequence[int] | None = None) -> None:
     way = service
     interfaces = "127.0.0.1" if job.is_on_one_machine else "[::]"
     if job.is_chief:
-        # The port is reserved, because JAX ends the process without an error if it is taken.
+        # This call reserves the port of the chief's service. If another program took the port, JAX
+        # would end the process without an error.
         job.own_port()
     else:
         relay = Relay(service, job.timeouts.join)
@@ -71,7 +72,7 @@ def connect(job: Job, gpus: Sequence[int] | None = None) -> None:
             coordinator_bind_address=f"{interfaces}:{service.rpartition(':')[2]}",
             initialization_timeout=math.ceil(job.timeouts.join),
             heartbeat_timeout_seconds=math.ceil(_LATER * job.timeouts.heartbeat),
-            # JAX aborts a failed worker after this time, in which the worker can end itself.
+            # After this time JAX aborts a failed worker. Until then the worker can end by itself.
             shutdown_timeout_seconds=math.ceil(job.timeouts.heartbeat + GRACE_SECONDS),
         )
     except RuntimeError as error:
@@ -92,7 +93,10 @@ def connect(job: Job, gpus: Sequence[int] | None = None) -> None:
 
 
 def check_way_back(job: Job) -> None:
-    """Raises if other machines cannot reach this machine for JAX's collectives on CPUs."""
+    """Raises a JobError if other machines cannot reach this machine by its name.
+
+    JAX's collectives on CPUs connect to that name.
+    """
     address = listening.misleads(job.other_addresses)
     if address is not None:
         name = socket.gethostname()
@@ -105,14 +109,16 @@ def check_way_back(job: Job) -> None:
 
 @final
 class Relay:
-    """Passes bytes between this process and a server, and keeps this process's connections open.
+    """Passes bytes between JAX's client in this process and a server.
+
+    If the server closes its connection, the relay keeps the client's connection open.
 
     Attributes:
         address: ``host:port``, to which JAX connects in place of the server.
     """
 
     def __init__(self, server: str, patience: float) -> None:
-        """Starts to listen; tries to reach the server for `patience` seconds."""
+        """Starts to listen; for each client, tries to reach the server for `patience` seconds."""
         host, _, port = server.rpartition(":")
         self._server = host.strip("[]"), int(port)
         self._patience = patience
@@ -123,7 +129,7 @@ class Relay:
     def close(self) -> None:
         """Stops accepting connections."""
         with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)  # The accepting thread wakes up.
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits in `accept`
         self._listener.close()
 
     def _listen(self) -> None:
@@ -137,12 +143,12 @@ class Relay:
             if server is None:
                 return
             with server:
-                # After the server's end, the client waits forever for an answer.
-                # `_pass_on` then drops the data that the client sends.
+                # If the server closes its connection, the client's connection stays open, and the
+                # client waits for an answer. `_pass_on` then drops the data that the client sends.
                 _start(_pass_on, server, client)
                 _pass_on(client, server)
                 with contextlib.suppress(OSError):
-                    server.shutdown(socket.SHUT_RDWR)  # The receiving thread wakes up.
+                    server.shutdown(socket.SHUT_RDWR)  # ends the thread that receives from it
 
     def _connected(self) -> socket.socket | None:
         end = time.monotonic() + self._patience

@@ -44,7 +44,7 @@ def _held(batch: object) -> Any:
 
 
 def take(batch: object) -> Any:
-    """Returns a batch with its arrays, from a batch that Keras's loop has passed on wrapped."""
+    """Returns a batch that Keras's loop has passed on, without the wrappers `_Placed`."""
     return keras.tree.map_structure(
         lambda leaf: leaf.array if isinstance(leaf, _Placed) else leaf, batch
     )
@@ -54,10 +54,10 @@ def take(batch: object) -> Any:
 class PlacedAdapter(WrappedAdapter):
     """Yields batches whose transfer to the devices has already started, if that saves time.
 
-    Keras asks for each batch one step ahead, and puts it on the default device; arrays that are on
-    a mesh stay there. Since version 3.16 Keras asks for stacks of batches if an execution has
-    several steps. This adapter yields single batches nevertheless, because `StepFunction` itself
-    stacks them.
+    Keras asks for each batch one step ahead, and puts its arrays on the default device, except
+    arrays that are already on a mesh. Since version 3.16 Keras asks for stacks of batches if an
+    execution has several steps. This adapter yields single batches nevertheless, because
+    `StepFunction` itself stacks them.
     """
 
     def __init__(self, inner: Any, place: Placement, first_batches: FirstBatches) -> None:
@@ -72,7 +72,8 @@ class PlacedAdapter(WrappedAdapter):
         if self._place.places_ahead:
             return self._global_batches()
         batches = iter(self._inner.get_jax_iterator())
-        # Keras turns batches into JAX's arrays, which may share memory that the source overwrites.
+        # Keras turns batches into JAX's arrays. Without a copy, these may share memory that the
+        # data source overwrites for the next batch.
         return batches if super_batch is None else map(self._place.copy_batch, batches)
 
     def _global_batches(self) -> Iterator[object]:

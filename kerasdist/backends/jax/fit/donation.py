@@ -2,8 +2,8 @@
 
 A consumed array (JAX calls it donated) is deleted for all code that refers to it. So a program
 consumes an array only if an earlier program has returned that array for a variable, and no code has
-read the variable since then. A hook into the reads of Keras variables notes this (`mark_read`). Any
-other array is copied, and the program consumes the copy.
+read the variable since then. A hook into Keras variables notes each read (`mark_read`). Any other
+array is copied, and the program consumes the copy.
 
 The steps of `fit` consume all arrays of a model. For this, Keras takes the arrays out of the
 variables. Code that reads a variable meanwhile, in a callback or another thread, gets a copy.
@@ -48,14 +48,18 @@ class _InSteps:
 _in_steps: VariableTable[_InSteps] = VariableTable()
 
 
-# By a variable's id: the thread that passes its value to a program and stores the new value.
+# By a variable's id: the thread that passes the variable's value to a program and stores the new
+# value.
 _passed: dict[int, int] = {}
 _passed_on = threading.Condition()
 
 
 @contextmanager
 def passing(keys: Iterable[int]) -> Generator[None]:
-    """Waits until no other thread passes these variables, given by id, to a program."""
+    """Opens a context in which no other thread passes these variables, given by id, to a program.
+
+    Waits until other threads have stored the new values of these variables.
+    """
     here = threading.get_ident()
     with _passed_on:
         _passed_on.wait_for(lambda: all(_passed.get(key, here) == here for key in keys))
@@ -71,14 +75,15 @@ def passing(keys: Iterable[int]) -> Generator[None]:
 
 
 def read(original: Callable[[Any], Any], variable: keras.Variable) -> Any:
-    """Reads a Keras variable, even while steps hold its value. The caller must call `mark_read`."""
+    """Reads a Keras variable, even while steps hold its value; callers call `mark_read` first."""
     known = _in_steps.get(variable)
     while known is not None and keras_compat.get_stateless_scope() is None:
         stored, copied = keras_compat.stored_value(variable), known.copied()
         is_own = threading.get_ident() == known.thread
         if copied is None or (is_own and stored is not None and not stored.is_deleted()):
             break
-        # The next step consumes a stored array too, so another thread gets a copy of it.
+        # A thread other than that of the steps gets a copy, because the next step may consume the
+        # array of the variable.
         copy = copied(variable, known.name, known.index)
         if copy is not None:
             return keras_compat.autocast(variable, copy)
@@ -89,7 +94,8 @@ def read(original: Callable[[Any], Any], variable: keras.Variable) -> Any:
     own = local_copy(stored)
     if own is stored:
         return original(variable)
-    # In a job a variable holds a global array, with which one worker alone cannot compute.
+    # In a job a variable holds a global array, with which one worker alone cannot compute. So the
+    # code that reads the variable gets this worker's copy.
     scope = keras_compat.get_stateless_scope()
     value = None if scope is None else scope.get_current_value(variable)
     return keras_compat.autocast(variable, own if value is None else value)
@@ -100,7 +106,7 @@ def mark_in_steps(
 ) -> None:
     """Makes variables readable while steps of this thread hold their values.
 
-    The reads call ``copied(variable, name, index)``.
+    Such a read calls ``copied(variable, name, index)``, which returns a copy of the value.
     """
     here, method = threading.get_ident(), weakref.WeakMethod(copied)
     for index, variable in enumerate(variables):

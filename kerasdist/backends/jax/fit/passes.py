@@ -26,8 +26,8 @@ from kerasdist.training import passes
 class Rows:
     """The rows of a batch, divided so that each pass has the same number of rows of each replica.
 
-    If replicas or passes do not divide the batch evenly, the last row is repeated. The outputs of
-    the repeated rows are dropped, so they have no gradient.
+    If the batch cannot be divided evenly, the last row is repeated. The outputs of the repeated
+    rows are dropped, so these rows add nothing to gradients.
     """
 
     count: int

@@ -21,8 +21,9 @@ from kerasdist.core.structures import flatten
 class StepFunction:
     """A function that Keras calls with state and iterator, and that returns outputs and state.
 
-    If steps are compiled, and an execution has all its batches, of equal shapes, the steps are one
-    program; a smaller last batch has a program of its own. Otherwise each step runs by itself.
+    The steps of an execution run as one program if they are compiled, if the data have a batch for
+    each step, and if the batches have equal shapes. If only the last batch is smaller, its step has
+    a program of its own. In all other cases each step runs by itself.
 
     Attributes:
         compiled: The compiled programs of the step.
@@ -87,8 +88,8 @@ class StepFunction:
     # JAX traces the following methods, or runs them operation by operation.
 
     def _whole_step(self, state: Any, batch: Any) -> tuple[Any, Any]:
-        # Keras keeps the ids of losses, also of deleted tracers. A new loss with the id of a
-        # deleted one would be counted twice or not at all.
+        # Keras keeps the ids of losses, also of tracers that were deleted. If a new loss had the id
+        # of a deleted one, the new loss would be counted twice or not at all.
         for layer in [self._model, *keras_compat.flat_layers(self._model)]:
             keras_compat.loss_ids_on(layer).clear()
         # A step has the rows of the global batch, so it runs as one replica, even in a scope.

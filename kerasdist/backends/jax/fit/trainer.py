@@ -1,4 +1,4 @@
-"""Runs the steps of a model on a mesh: makes their functions, and places the state."""
+"""Runs a model's steps on a mesh: makes the functions of `fit`, and places the state."""
 
 from __future__ import annotations
 
@@ -49,7 +49,10 @@ _PREDICT_STATE = ("trainable_variables", "non_trainable_variables")
 
 @cache
 def install() -> None:
-    """Makes steps bypass Keras's tracking of attributes, which would search through all state."""
+    """Makes models store the state of steps without Keras's tracking of attributes.
+
+    The tracking would search through all state.
+    """
     keras_compat.install(set_attribute=keras_compat.Method(_untracked))
 
 
@@ -87,7 +90,7 @@ class JaxTrainer(ReplicatedTrainer):
             replicas.logical_devices.rule.add_map_of(type(model))
 
     def __call__(self, original: Original, *args: object, **kwargs: object) -> Any:
-        """Calls the model; on this worker's rows, if Keras calls it to build layers."""
+        """Calls the model. If Keras calls the model to build layers, passes this worker's rows."""
         args, kwargs = jax.tree.map(_rows_here, take((args, kwargs)))
         is_before_steps = not current.replicas and keras_compat.get_stateless_scope() is not None
         with self.building() if is_before_steps and not self.model.built else nullcontext():
@@ -135,12 +138,15 @@ class JaxTrainer(ReplicatedTrainer):
         return self.model.predict_function
 
     def build_symbolically(self, original: Original, *args: object, **kwargs: object) -> None:
-        """Puts the values of an outer call back into the variables, then builds unbuilt layers."""
+        """Builds unbuilt layers; first puts back values that steps took out of the variables."""
         self._begin()
         super().build_symbolically(original, *args, **kwargs)
 
     def _begin(self) -> None:
-        """Puts back values that steps of an outer call in this thread have taken out."""
+        """Puts back values that steps in this thread, as of an outer `fit`, took out of variables.
+
+        Raises an error if steps of another thread have the values.
+        """
         is_synced = keras_compat.is_state_synced(self.model)
         if not is_synced and self._steps_thread != threading.get_ident():
             raise self._in_use()
@@ -164,7 +170,7 @@ class JaxTrainer(ReplicatedTrainer):
         keeps_outputs: bool = False,
         is_measured: bool = False,
     ) -> None:
-        """Makes the function that is an attribute of the model, unless the model has it already."""
+        """Makes a function, and sets the model's attribute to it, unless the attribute is set."""
         model = self.model
         self._begin()
         if getattr(model, attribute) is not None and not force:
@@ -181,7 +187,7 @@ class JaxTrainer(ReplicatedTrainer):
             nonlocal run
             meter = current.meter if is_measured else None
             batches: Any = iterator if self.replicas.job is None else map(take, iterator)
-            rows: list[int] = []  # of each batch that the steps have taken
+            rows: list[int] = []  # how many rows each taken batch has
 
             def counted(batch: object) -> object:
                 rows.append(metering.rows_of(batch))
@@ -195,8 +201,9 @@ class JaxTrainer(ReplicatedTrainer):
                 outputs, new = run(state, batches)
             except BaseException:
                 # Keras has taken the values out of the variables for the time of the step. After an
-                # error they must be put back, or variables would be initialized again. But a step
-                # that failed on the devices, as when a worker is lost, has consumed these values.
+                # error the values are put back. Otherwise Keras would initialize the variables
+                # again. But if the step failed on the devices, as when a worker is lost, the step
+                # has consumed the values.
                 self._is_lost = any(value.is_deleted() for value in jax.tree.leaves(state))
                 if not self._is_lost:
                     keras_compat.put_state(model, dict(zip(names, state, strict=True)))
@@ -211,10 +218,10 @@ class JaxTrainer(ReplicatedTrainer):
     def _with_rows_found(
         self, make: Callable[[], StepFunction], run: StepFunction, state: Any, batches: Any
     ) -> tuple[StepFunction, Iterator[Any]]:
-        """Finds how many rows fit into a replica's memory; returns steps for these, and batches.
+        """Finds how many rows fit into a replica's memory; returns step function and batches.
 
-        No program runs, because XLA reports the memory that it would need. All workers must call
-        this method.
+        No program runs, because XLA reports the memory that a program would need. All workers must
+        call this method.
         """
         replicas, steps = self.replicas, itertools.islice(batches, self.model.steps_per_execution)
         taken = list(map(replicas.arrays.copy_batch, steps))
@@ -255,7 +262,8 @@ class JaxTrainer(ReplicatedTrainer):
                 variables[name] = list(model.optimizer.variables)
             elif which.get(name):
                 variables[name] = list(getattr(model, name))
-        # Keras's own method reads variables as users do, so sharded values would be gathered.
+        # Keras's own method is not called. It reads variables as user code does, which would gather
+        # sharded values.
         values = tuple(map(keras_compat.stored_values, variables.values()))
         if any(one is None for several in values for one in several):
             raise self._in_use()
@@ -273,7 +281,10 @@ class JaxTrainer(ReplicatedTrainer):
         return state
 
     def _copy_in_steps(self, variable: keras.Variable, name: str, index: int) -> Any:
-        """Copies a value that Keras's loop, in any thread, has taken out; None if it fails now."""
+        """Returns, to any thread, a copy of a value that steps have taken out of a variable.
+
+        Returns None if there is no value now, for example because a step has just consumed it.
+        """
         with donation.launching:
             stored, state = keras_compat.stored_value(variable), keras_compat.state_of(self.model)
             if stored is not None and not stored.is_deleted():

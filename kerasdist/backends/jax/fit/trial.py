@@ -1,4 +1,4 @@
-"""Runs a training step as a program on one device, and on the mesh, for comparison, on JAX."""
+"""Runs a JAX training step on one device and on the mesh, so that the results can be compared."""
 
 from __future__ import annotations
 
@@ -23,14 +23,17 @@ class JaxTrial(Trial):
     """A trial of a JAX step, which is a function that takes the state.
 
     The program on one device and the program on the mesh draw the same random numbers. Gradients
-    and outputs are traced, so they are not compared.
+    and outputs are not compared, because they are tracers.
     """
 
     _is_taken = False
     _change = 0.0
 
     def copy(self, variable: keras.Variable) -> Any:
-        """Returns the variable's array, which cannot change; no program may consume it any more."""
+        """Returns the variable's own array, which the step cannot change.
+
+        From now on no program may consume the array.
+        """
         donation.mark_read(variable)
         return keras_compat.held_value(variable)
 
@@ -48,7 +51,7 @@ class JaxTrial(Trial):
         }
 
     def change(self, part: float) -> None:
-        """Makes the step multiply the trainable variables by random factors first."""
+        """Makes the step on one device multiply trainable variables by random factors first."""
         self._change = part
 
     def _changed(self, value: Any, numbers: np.random.Generator) -> Any:

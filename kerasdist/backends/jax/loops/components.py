@@ -1,10 +1,10 @@
-"""Components of variables that differ between replicas and are kept from one `run` to the next.
+"""Keeps components of variables, which differ between replicas, from one `run` to the next.
 
 The variable's own value, which users read outside of replicas and which Keras saves, is always the
-aggregate of its components. The components are valid as long as that value is the array with which
-they were stored. After an assignment to the variable, the components are invalid, and the next
-`run` derives new components from the value, as ``tf.distribute`` does when a variable is assigned
-or restored.
+aggregate of its components. The components are valid as long as the variable holds the same array
+as when they were stored. After an assignment to the variable, the components are invalid, and the
+next `run` derives new components from the value. ``tf.distribute`` does the same when a variable is
+assigned or restored.
 """
 
 from __future__ import annotations
@@ -49,7 +49,10 @@ def remember(variable: keras.Variable, components: Components) -> None:
 
 
 def recall(variable: keras.Variable) -> Components | None:
-    """Returns a variable's components; None if it has none, or was assigned another value since."""
+    """Returns a variable's components; None if there are none, or if they are not valid any more.
+
+    They are not valid after an assignment to the variable.
+    """
     components = _of_variable.get(variable)
     if components is None or keras_compat.stored_value(variable) is components.aggregate:
         return components
@@ -75,7 +78,7 @@ def derived(variable: keras.Variable, aggregate: jax.Array, replicas: int) -> ja
 
 
 def split_sum(total: jax.Array, replicas: int) -> tuple[jax.Array, jax.Array]:
-    """Divides a sum among replicas; returns the first replica's share, and each other's share."""
+    """Divides a sum among replicas; returns the first replica's part, and each other's part."""
     if jnp.issubdtype(total.dtype, jnp.integer):
         return shares_of_integers(total, replicas)
     share = divide(total, replicas)

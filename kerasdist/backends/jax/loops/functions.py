@@ -1,10 +1,10 @@
 """`kerasdist.function`, `kerasdist.value_and_grad`, and the programs that JAX compiles for them.
 
 A program is a function whose inputs and outputs include the Keras variables that it uses. A first
-trace finds the variables that the user's function reads and writes; variables that it creates then
-get their initial values. In the next trace the variables' values are inputs besides the arguments,
-and their new values are outputs besides the results. Traces are repeated until a trace needs no
-further variable.
+trace finds the variables that the user's function reads, writes and creates. After this trace, the
+created variables get their initial values. In the next trace the program's inputs are the arguments
+and the values of the variables, and its outputs are the results and the new values. Traces are
+repeated until a trace needs no further variable.
 """
 
 from __future__ import annotations
@@ -37,11 +37,13 @@ from kerasdist.core.internals import codes_in
 from kerasdist.errors import ScopeError
 from kerasdist.job.job import FUNCTION, translating_failures
 
-# How many compiled versions a function keeps, for different shapes of arguments and constants.
+# The most compiled versions of a function that are kept. Each version is for other shapes of the
+# arguments, or other constants.
 _VERSIONS = 128
-# To compare functions, values of these types are compared by equality, other values by identity.
+# Functions with the same code share a program if the values that they refer to are equal. Values of
+# these types are compared by equality, other values by identity.
 _VALUES = (bool, int, float, complex, str, bytes, type(None))
-# The most times that a function is traced until it creates no more variables.
+# How often a function is traced at most. Each trace but the last may create variables.
 _TRACINGS = 4
 
 
@@ -123,10 +125,9 @@ _Value = TypeVar("_Value")
 
 @final
 class _Kept(Generic[_Value]):
-    """A cache of recently used values by key; an entry ends when one of its objects is freed."""
+    """A cache of recently used values by key; drops an entry when one of its objects is freed."""
 
     def __init__(self) -> None:
-        """Starts empty."""
         self._entries: OrderedDict[Hashable, tuple[_Value, list[Any]]] = OrderedDict()
 
     def get(self, key: Hashable) -> _Value | None:
@@ -138,7 +139,7 @@ class _Kept(Generic[_Value]):
         return entry[0]
 
     def put(self, key: Hashable, value: _Value, objects: Iterable[Any]) -> None:
-        """Keeps a value until one of the given objects, held by weak references, is freed."""
+        """Stores a value. When one of `objects` is freed, the entry is dropped."""
 
         def forget(_: object) -> None:
             self._entries.pop(key, None)
@@ -154,18 +155,18 @@ class _Kept(Generic[_Value]):
 class Programs:
     """The programs of functions; each program lives as long as its function.
 
-    Functions with the same code that refer to the same objects, as a lambda in a loop does, share a
-    program.
+    Functions that have the same code and refer to the same objects share a program. An example are
+    the functions that a lambda in a loop makes.
     """
 
     def __init__(self) -> None:
-        """Starts without programs."""
         self._of: _Kept[Program] = _Kept()
         self._alike: _Kept[Program] = _Kept()
 
     def of(self, function: Callable[..., Any]) -> Program:
         """Returns the program of a function, always the same program for the same function."""
-        # Every access to a method makes a new object, so the key has its instance and its function.
+        # Python makes a new method object at every access, so the key has the ids of the method's
+        # instance and function.
         owner = function.__self__ if isinstance(function, MethodType) else function
         code = function.__func__ if isinstance(function, MethodType) else None
         key = id(owner), id(code)
@@ -189,8 +190,9 @@ class Programs:
         seen = [*cells, *used, *defaults[0], *defaults[1].values()]
         objects = [one for one in seen if type(one) not in _VALUES]
         if not all(type(one).__weakrefoffset__ for one in objects):
-            # A list, for example, has no weak references. So a new list might get the address of a
-            # freed list, and pass for it.
+            # Some objects, such as lists, allow no weak references, so nobody would notice when
+            # they are freed. A new list may have the id of a freed list, and would then be taken
+            # for the freed list.
             return Program()
         known_by = [_constant(one) if type(one) in _VALUES else id(one) for one in seen]
         key = code, id(function.__globals__), tuple(known_by), tuple(defaults[1])
@@ -206,7 +208,6 @@ class Program:
     """A function that JAX compiles once for each combination of shapes, types and constants."""
 
     def __init__(self) -> None:
-        """Starts without compiled versions."""
         self._executables: _Kept[Executable] = _Kept()
         self._lock = threading.RLock()
 
@@ -229,15 +230,16 @@ class Program:
                 executable = self._keep(key, executable.extended(None), objects)
             for _ in range(_TRACINGS):
                 try:
-                    # `donation.launching` is not entered here, because a callback from the program
-                    # to the host may itself call functions, from another thread.
+                    # The lock `donation.launching` is not taken here. A callback from the program
+                    # to the host may call functions in another thread, and would wait for the lock.
                     with donation.passing(executable.known):
                         outputs = executable.launch(traced, arguments.arrays)
                     break
                 except Incomplete as found:
                     scope = found.scope
                 finally:
-                    # Variables get values even after a failure, because built layers keep them.
+                    # New variables get values even after a failure, because layers that were built
+                    # keep these variables.
                     keras_compat.initialize_waiting_variables()
                 executable = self._keep(key, executable.extended(scope), objects)
             else:
@@ -263,7 +265,8 @@ class _Arguments:
     def __init__(self, structure: Any) -> None:
         self.arrays: list[Any] = []
         self.objects: list[Any] = []
-        # Components that differ in rank or type stay separate arrays, which `source_of` refuses.
+        # `in_one_array` leaves components separate if they differ in rank or type. `source_of`
+        # refuses such components later.
         joined = map_values(in_one_array, structure)
         self._leaves, self._structure = jax.tree.flatten(joined)
         self.form: Hashable = self._structure, *map(self._entered, range(len(self._leaves)))
@@ -275,7 +278,7 @@ class _Arguments:
         return jax.tree.unflatten(self._structure, leaves)
 
     def _entered(self, index: int) -> Hashable:
-        """Adds a leaf to the arrays, or keeps a constant; returns the leaf's entry in `form`."""
+        """Stores a leaf as an array or as a constant; returns the leaf's entry in `form`."""
         leaf = self._leaves[index]
         if is_traced(leaf):
             raise ScopeError(
@@ -304,8 +307,8 @@ def _is_known_by_identity(leaf: object) -> bool:
 
 
 def _constant(leaf: object) -> Hashable:
-    """Returns a key that is equal for equal constants of one type, and keeps them alive."""
-    # A comparison by value would treat 0.0 and -0.0 as equal, and NaN as equal to nothing.
+    """Returns a key that is equal for equal constants of one type."""
+    # `repr` is used, because `==` finds 0.0 equal to -0.0, and NaN equal to nothing.
     return type(leaf), repr(leaf) if isinstance(leaf, float | complex) else leaf
 
 
@@ -322,10 +325,10 @@ class Incomplete(Exception):  # noqa: N818  not an error, because a new executab
 
 @final
 class Executable:
-    """A program that is compiled for some arguments at its first launch.
+    """A program that is compiled for arguments of certain shapes and types, at its first launch.
 
-    The executable does not keep its variables alive. After one of them is freed, the executable
-    cannot be used any more.
+    The executable does not keep its variables alive. After one of its variables is freed, the
+    executable cannot be used any more.
 
     Attributes:
         known: The variables that are inputs of the program, by their ids.
@@ -340,7 +343,7 @@ class Executable:
         held: Sequence[int],
         place: Placement | None,
     ) -> None:
-        """Stores the variables that the program writes and consumes, and the other variables."""
+        """Stores the inputs: variables whose arrays the program consumes, and other variables."""
         variables = {**consumed, **others}
         self.known = {one: weakref.ref(variable) for one, variable in variables.items()}
         self.held = held
@@ -386,7 +389,7 @@ class Executable:
         return Executable(consumed, known, [one for one in known if one in held], place)
 
     def launch(self, traced: Callable[..., Any], arrays: Sequence[Any]) -> tuple[Any, ...]:
-        """Starts the program and gives the variables their new values; returns its outputs."""
+        """Starts the program, gives variables their new values, returns the program's outputs."""
         if self.place is not None:
             self.place.begin_step()
         variables = self.variables()
@@ -447,7 +450,7 @@ class Executable:
         place = self.place
         if place is None:
             return jax.jit(self._program, donate_argnums=0)
-        # None: the sharding that `host_memory.constrained` has set in the program.
+        # None means the shardings that `host_memory.constrained` has set in the program.
         variables = None if place.layout.shards_state else place.whole
         return jax.jit(self._program, donate_argnums=0, out_shardings=(variables, place.rows, None))
 
@@ -482,7 +485,7 @@ class Executable:
 
 
 def _on_mesh(place: Placement, result: Any) -> Any:
-    """Constrains where a result's arrays are, with each replica's component on that replica."""
+    """Constrains a result to be whole on each device; components are sharded over the replicas."""
     is_sharded = is_distributed(result) and isinstance(result.source, Stacked)
     sharding = place.rows if is_sharded else place.whole
     return jax.tree.map(

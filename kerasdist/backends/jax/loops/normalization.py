@@ -2,10 +2,10 @@
 
 `fit` is one program over the global batch. XLA would compute Keras's mean and Keras's variance by
 an all-reduce each, and their gradient by two more. Here each replica computes the mean and the
-squared deviations of its own rows, and one all-gather collects them, to be combined as in
-`kerasdist.training.batch_norm`; with many replicas XLA uses two all-reduces instead. The derivative
-is written by hand. In the backward pass it needs no communication but Keras's own two sums for
-scale and offset, which XLA joins into one all-reduce.
+squared deviations of its own rows. One all-gather collects these, and every device combines them as
+`kerasdist.training.batch_norm` does. With many replicas XLA uses two all-reduces instead. The
+derivative is written by hand. The backward pass communicates only for the gradients of Keras's
+scale and offset, which are two sums that XLA joins into one all-reduce.
 """
 
 from __future__ import annotations
@@ -91,7 +91,8 @@ def _change_of_moments(
     divisor = count + epsilon
     mean_change = change.sum(axes, keepdims=True) / divisor
     product = 2 * deviation * tangents[0]
-    # The weighted deviations sum to epsilon times the mean; without a mask epsilon is 0.
+    # With a mask, the weighted deviations do not sum to 0 but to epsilon times the mean, which adds
+    # a term to the derivative. Without a mask epsilon is 0.
     variance_change = product.sum(axes, keepdims=True) / divisor
     if epsilon:
         variance_change -= 2 * epsilon * mean * mean_change / divisor
@@ -133,7 +134,7 @@ def _by_replica(layout: Layout, array: jax.Array, each: int) -> jax.Array:
 
 
 def _everywhere(layout: Layout, *parts: jax.Array) -> list[jax.Array]:
-    """Gathers arrays of one row per replica on all devices; does nothing for many replicas."""
+    """Gathers arrays of one row per replica on all devices, up to `MOST_GATHERED` replicas."""
     if layout.replicas > batch_norm.MOST_GATHERED:
         return list(parts)
     together = _sharded(layout, _sharded(layout, jnp.stack(parts, 1), layout.by_replica), None)

@@ -47,8 +47,8 @@ class Traced:
     form: Any
 
 
-# A function that traces the code of one group of replicas; it takes the group's number and an
-# `Exchange`.
+# A function that traces the code of one group of replicas, whose arguments have the same shapes. It
+# takes the group's number and an `Exchange`.
 Trace = Callable[[int, Exchange], Traced]
 
 
@@ -87,7 +87,7 @@ class _Replay(Exchange):
         return self._next("all_gather", None, [tensor], axis)
 
     def merge(self, scope: Any, leaves: Sequence[Any], call: Callable[[list[Any]], Any]) -> Any:
-        """Returns what `call` returned, with its writes, if it has run; else raises `_Pause`."""
+        """Returns the result of `call`, and repeats its assignments; or raises `_Pause`."""
         result, written, apart = self._next("merge_call", scope, leaves, call)
         for variable, value in written:
             scope.store(variable, value, None)
@@ -97,7 +97,7 @@ class _Replay(Exchange):
     def differentiated(
         self, scope: Any, alone: Callable[[], Differentiated], joint: Any, by: Any
     ) -> Differentiated:
-        """Differentiates a group's code alone if it exchanges nothing, else all groups' code."""
+        """Differentiates this group's code alone, or all groups' code if they exchange values."""
         if scopes.current() is not self.base:
             return alone()
         self._derivatives += 1
@@ -163,7 +163,7 @@ class Groups:
         return all(isinstance(one, bool | int | float) for one in column) and len(set(column)) > 1
 
     def _ends(self, trace: Callable[[int, Exchange], Any]) -> list[Any]:
-        """Traces the code of each group to its end, over all exchanges on the way."""
+        """Traces the code of each group to its end, and makes all exchanges on the way."""
         results: list[tuple[str, Sequence[Any]]] = []
         while True:
             ends: list[Any] = []
@@ -276,6 +276,6 @@ class Groups:
 def _alike(arrays: Sequence[Any]) -> list[Any]:
     """Pads arrays to one common shape."""
     if len({one.ndim for one in arrays}) > 1:
-        return list(arrays)  # another check reports arrays of different ranks
+        return list(arrays)  # `Groups._own` reports arrays of different ranks
     shape = largest_of([one.shape for one in arrays])
     return [padded(one, shape) for one in arrays]

@@ -213,7 +213,7 @@ class JaxCollectives(Collectives):
         self._applies = False
 
     def merge_call(self, strategy: Strategy, function: Callable[..., Any], given: Arguments) -> Any:
-        """Calls the function with distributed values; each replica's code has its own component."""
+        """Calls the function with distributed values, made of the arguments of all replicas."""
         leaves, structure = flatten(given)
 
         def merged(leaves: list[Any]) -> Any:
@@ -247,7 +247,8 @@ class JaxCollectives(Collectives):
             return apply(optimizer, gradients, variables)
         known = keras_compat.optimized_variables(optimizer) if variables is None else variables
         given = {index: one for index, one in enumerate(gradients) if one is not None}
-        # The gradient of a float8 scale is the scale's next value, so the maximum is taken.
+        # The gradient of a float8 scale is the scale's next value. So these gradients are not
+        # summed: the largest of the replicas' values is taken.
         replaced = [index for index in given if known[index].overwrite_with_gradient]
         added = [index for index in given if index not in replaced]
         sums = dict(zip(added, self.all_sum([given[index] for index in added]), strict=True))

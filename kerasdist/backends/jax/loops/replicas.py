@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @final
 class JaxReplicaSet(ReplicaSet):
-    """Devices over which each batch of a global program is sharded.
+    """The devices of a strategy, which run one program on each global batch.
 
     Attributes:
         arrays: The placement of a step's arrays.
@@ -50,7 +50,7 @@ class JaxReplicaSet(ReplicaSet):
     ) -> None:
         self.arrays = self._place(jax_devices, options, job)
         super().__init__(_in_order_of(self.arrays, jax_devices, devices), options, job)
-        self.steps_ahead = STEPS_AHEAD  # also on CPUs, where JAX runs asynchronously
+        self.steps_ahead = STEPS_AHEAD  # on CPUs, too, because JAX runs asynchronously there
         self.logical_devices = self.arrays.layout
         if self.arrays.layout.shards_between_steps:
             sharded_state.add(self.arrays)
@@ -62,7 +62,7 @@ class JaxReplicaSet(ReplicaSet):
         hosts = 1
         if job is not None and isinstance(options.sharding, Sharding) and options.sharding.within:
             hosts = job.num_workers // job.workers_a_host()
-        if len(devices) == 1:  # in `kerasdist plan`, one device stands for all
+        if len(devices) == 1:  # in `kerasdist plan`, one CPU device stands for all devices
             options = replace(options, devices_per_replica=1, sharding=None)
         offload = options.offload is not None
         layout = Layout(
@@ -95,7 +95,7 @@ class JaxReplicaSet(ReplicaSet):
         return min((one["bytes_limit"] - one["bytes_in_use"] for one in known), default=None)
 
     def device_kind(self) -> str | None:
-        """Returns the product name of these devices; TPUs have one, too."""
+        """Returns the product name of these devices, such as that of a GPU or TPU."""
         return self._kind
 
     @property
@@ -115,7 +115,7 @@ class JaxReplicaSet(ReplicaSet):
         return PlacedAdapter(adapter, self.arrays, self.first_batches)
 
     def equalize(self, variables: Sequence[keras.Variable]) -> None:
-        """Gives variables the chief's values, bit by bit, in one or a few collectives.
+        """Gives variables exactly the chief's values, in one or a few collectives.
 
         Sharded variables are left out, because workers compare such variables when these are
         initialized and assigned.
@@ -129,7 +129,7 @@ class JaxReplicaSet(ReplicaSet):
         return worker_placement.shards_of(variable)
 
     def held(self, variable: keras.Variable) -> tuple[str, str, tuple[int, ...]]:
-        """Returns which axes of the mesh divide a variable, why, and a shard's shape."""
+        """Returns which axes of the mesh shard a variable, the reason, and the shape of a shard."""
         layout: Layout = self.logical_devices  # a plan's layout has devices of other machines
         [sharding], (how, why, shape) = layout.of_variables([variable]), super().held(variable)
         if layout.rule is not None:
@@ -169,7 +169,7 @@ def _in_order_of(
     place: Placement, jax_devices: Sequence[Any], devices: Sequence[Device]
 ) -> list[Device]:
     """Returns this process's devices in the order of its replicas, which the mesh determines."""
-    if len(jax_devices) == 1:  # in `kerasdist plan`, one device stands for all
+    if len(jax_devices) == 1:  # in `kerasdist plan`, one CPU device stands for all devices
         return list(devices)
     here = [one for one in jax_devices if one.process_index == jax.process_index()]
     names = dict(zip(here, devices, strict=True))

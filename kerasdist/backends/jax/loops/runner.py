@@ -204,7 +204,7 @@ class JaxRunner(Runner):
     def update(
         self, variable: keras.Variable, function: Callable[..., Any], given: Arguments
     ) -> Sequence[Any]:
-        """Calls the function; JAX traces it once, for the copies on all devices."""
+        """Calls the function, which JAX traces once for the variable's copies on all devices."""
         scope = replica_scope.current()
         apart = self._has_components(variable)
         differ = apart or any(isinstance(leaf, PerReplica) for leaf in flatten(given)[0])
@@ -276,7 +276,10 @@ class JaxRunner(Runner):
         return PerReplica(tuple(leaves)) if source is None else PerReplica(source)
 
     def _entering(self, structure: Any) -> Any:
-        """Returns a program's arguments, whose distributed values have all workers' components."""
+        """Returns a program's arguments, with distributed values that have all components.
+
+        In a job, a distributed value that user code has made has only this worker's components.
+        """
         if self._replica_set.job is None:
             return structure
         leaves, form = flatten(structure)
@@ -293,7 +296,10 @@ class JaxRunner(Runner):
     def _made(
         self, columns: Sequence[Sequence[Any]], has_shape: Callable[[Any], bool]
     ) -> list[Any]:
-        """Makes one value per column of this worker's components; workers exchange the shapes."""
+        """Makes a distributed value from each column, which has this worker's components.
+
+        All workers must call this method, because they exchange the shapes of components.
+        """
         if scopes.program() is not None:
             raise UnsupportedError(
                 "Expected distributed values of several workers to be made outside of strategy.run "
@@ -330,7 +336,7 @@ class JaxRunner(Runner):
         return values
 
     def local_results(self, value: Any) -> tuple[Any, ...]:
-        """Returns the components of a value or a variable; for anything else a tuple of it."""
+        """Returns the components of a value or variable; for another object, a tuple with it."""
         if is_distributed(value):
             return value.values
         if not isinstance(value, keras.Variable):
@@ -344,7 +350,7 @@ class JaxRunner(Runner):
 
     @property
     def _copies(self) -> int:
-        """How many components a value has: one per local replica, in programs one per replica."""
+        """How many components a value has: in a program one per replica, else one per local one."""
         if scopes.program() is not None:
             return self._replicas
         return len(self._place.layout.local_replicas)
@@ -403,7 +409,11 @@ def _array_of(leaf: Any) -> Any:
 
 
 def _of_objects(leaves: Sequence[Any]) -> Any:
-    """Returns a distributed value of Python objects; None itself if the first object is None."""
+    """Returns a distributed value of Python objects.
+
+    Returns None if the first object is None, and the object itself if all objects are the same
+    distributed value.
+    """
     first = leaves[0]
     same = all(leaf is first for leaf in leaves)
     alone = first is None or (same and is_distributed(first))

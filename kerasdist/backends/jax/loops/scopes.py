@@ -95,7 +95,7 @@ class ProgramScope(Scope):
         return value
 
     def store(self, variable: keras.Variable, value: jax.Array, stack: jax.Array | None) -> None:
-        """Sets the value of a variable."""
+        """Sets the value of a variable; `stack` has its components, if replicas differ."""
         key = id(variable)
         if key not in self.known:
             self.variables[key] = variable
@@ -106,7 +106,7 @@ class ProgramScope(Scope):
             self._stacks[key] = stack, value
 
     def written_stack(self, variable: keras.Variable) -> Any:
-        """Returns a variable's components after the program, None if it has none then."""
+        """Returns the components that a variable has after the program; None if there are none."""
         stack, aggregate = self._stacks.get(id(variable), (None, None))
         return stack if aggregate is self.state_mapping[id(variable)] else None
 
@@ -178,7 +178,7 @@ _Kind = TypeVar("_Kind", bound=Scope)
 
 
 def innermost(kind: type[_Kind]) -> _Kind | None:
-    """Returns the innermost scope of a kind in this thread, None if there is none."""
+    """Returns the innermost scope of a class in this thread, None if there is none."""
     scope = keras_compat.get_stateless_scope()
     while scope is not None and not isinstance(scope, kind):
         scope = scope.original_scope
@@ -196,9 +196,10 @@ def program() -> ProgramScope | None:
 
 
 def read_through(variable: keras.Variable) -> Any:
-    """Returns a variable's value from an outer scope of this module; None if Keras can read it.
+    """Returns a variable's value from the scopes of this thread; None if Keras itself can read it.
 
-    If the innermost scope is of Keras's own class and lacks the value, Keras would look no further.
+    If the innermost scope is a plain `StatelessScope` without the value, Keras does not look into
+    the outer scopes.
     """
     scope: Any = keras_compat.get_stateless_scope()
     if isinstance(scope, Scope) or current() is None:

@@ -23,9 +23,9 @@ from kerasdist.errors import UnsupportedError
 class Source(Sequence[Any]):
     """The components of a distributed value, in one array; a component is read when it is needed.
 
-    With several workers the array holds the components of all replicas. As a sequence, this object
-    has only this worker's components as elements; inside of a program, which all workers run, it
-    has all components.
+    With several workers the array holds the components of all replicas. This object is also a
+    sequence. Outside of a program the sequence has only this worker's components. Inside of a
+    program, which all workers run, the sequence has all components.
 
     Attributes:
         array: The array of the components.
@@ -61,7 +61,7 @@ class Source(Sequence[Any]):
     def _components(self) -> tuple[Any, ...]:
         if is_traced(self.array):
             return tuple(self.elements())
-        # No tracers, because the components live longer than a program that is being traced.
+        # The components must not be tracers, because they outlive a program that is being traced.
         with jax.ensure_compile_time_eval():
             return tuple(self._fetched() if isinstance(self.array, jax.Array) else self.elements())
 
@@ -126,7 +126,7 @@ class Equal(Source):
 
 @final
 class Own(Source):
-    """Components in replica code: it holds its replica's component, and gathers the others."""
+    """Components in a replica's code: the array is this replica's own; the others are gathered."""
 
     def stacked(self) -> Any:
         """Gathers the components of all replicas."""
@@ -226,7 +226,7 @@ def own(structure: Any) -> Any:
 
 
 def of_own(structure: Any, replicas: int) -> Any:
-    """Replaces each array by a distributed value, of which it is this replica's component."""
+    """Replaces each array by a distributed value whose component on this replica is the array."""
     return map_values(
         lambda leaf: PerReplica(Own(leaf, replicas)) if is_array(leaf) else leaf, structure
     )

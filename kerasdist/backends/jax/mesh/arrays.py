@@ -31,7 +31,7 @@ def largest_of(shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
 
 
 def padded(array: Any, shape: Sequence[int]) -> Any:
-    """Pads an array with zeros at the end of each axis, on its device or on the host."""
+    """Pads an array with zeros at the end of each axis; JAX arrays stay on their devices."""
     if np.shape(array) == tuple(shape):
         return array
     missing = [(0, size - own) for size, own in zip(shape, np.shape(array), strict=True)]
@@ -40,8 +40,8 @@ def padded(array: Any, shape: Sequence[int]) -> Any:
 
 def is_traced(leaf: object) -> bool:
     """Returns whether a value is a tracer of JAX, whose device is not known."""
-    # Asking a tracer for its device would raise an error, and take long: JAX would search the whole
-    # trace for the error's message.
+    # The class is compared, because a tracer that is asked for its device raises an error. That
+    # takes long, because JAX searches the whole trace for the error's message.
     return isinstance(leaf, jax.Array) and not isinstance(leaf, _class_of_arrays())
 
 
@@ -53,7 +53,7 @@ def _class_of_arrays() -> type:
 
 def is_placed(leaf: object, sharding: Sharding) -> bool:
     """Returns whether a leaf is a JAX array with this sharding."""
-    # Usually both shardings are one object, so the slow comparison of meshes is not needed.
+    # `is` comes first: usually both shardings are the same object, and `==` compares meshes slowly.
     return isinstance(leaf, jax.Array) and (leaf.sharding is sharding or leaf.sharding == sharding)
 
 
@@ -77,7 +77,7 @@ def local_copy(leaf: object) -> Any:
 
 
 def parts_of(array: np.ndarray[Any, Any], dtype: str, sharding: Sharding) -> jax.Array:
-    """Sends each device of this process its part of a NumPy array, cast to a type."""
+    """Makes a global array from a NumPy array, cast to a type; each device gets only its shard."""
     places = sharding.addressable_devices_indices_map(array.shape)
     parts = [
         jax.device_put(
@@ -88,8 +88,8 @@ def parts_of(array: np.ndarray[Any, Any], dtype: str, sharding: Sharding) -> jax
         for device, index in places.items()
     ]
     made = jax.make_array_from_single_device_arrays(array.shape, sharding, parts)
-    jax.block_until_ready(made)  # the caller may change the array
-    gc.collect(0)  # JAX frees NumPy's arrays in a garbage collection, or with the next array
+    jax.block_until_ready(made)  # because the caller may change the NumPy array afterwards
+    gc.collect(0)  # otherwise JAX frees the NumPy arrays later, with the next array
     return made
 
 

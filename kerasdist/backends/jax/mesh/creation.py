@@ -1,4 +1,4 @@
-"""Hooks into how Keras makes and reads variables, and applies scaled gradients, in a program."""
+"""Hooks into Keras for programs: how variables are made and read, and gradients applied."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _made(
     *args: Any,
     **kwargs: Any,
 ) -> None:
-    """Makes a variable; in a program, also a variable whose initial value is an array."""
+    """Makes a variable; in a program, an array as the initial value becomes an initializer."""
     if (
         scopes.current() is not None
         and not callable(initializer)
@@ -47,7 +47,8 @@ def _made(
     strategy = context.scoped_strategy()
     if strategy is None or strategy.num_replicas_in_sync == 1 or not is_sum_on_read(variable):
         return
-    # Each replica's value starts with the initial value; the stored value is their sum.
+    # Each replica's component starts with the initial value, and the variable stores the sum of the
+    # components.
     value = keras_compat.stored_value(variable)
     if value is None:
         keras_compat.multiply_initializer(variable, strategy.num_replicas_in_sync)

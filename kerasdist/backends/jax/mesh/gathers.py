@@ -1,10 +1,11 @@
 """Gathers sharded weights only where a step uses them (`sharding="full"`).
 
-For the backward pass JAX keeps what each operation has read. In a step these would be all gathered
-weights, and so the entire model at once. Therefore the traced step is evaluated once more,
-operation by operation, into a new trace. In this evaluation a gathered weight is not an array but a
-recipe, and so is any value that is made only of weights, such as a cast or a slice. Each operation
-that reads a recipe carries out the recipe anew, and so gathers the weight again.
+For the backward pass JAX keeps the inputs of each operation. In a step these inputs include all
+gathered weights, so each device would hold the entire model at once. Therefore the traced step is
+evaluated once more, operation by operation, into a new trace. In this evaluation a gathered weight
+is not an array but a recipe: the operations that make the array from shards. A value that is made
+only of weights, such as a cast or a slice of a weight, is a recipe, too. Each operation that reads
+a recipe carries out the recipe anew, and so gathers the weight again.
 
 Consecutive operations that read weights form groups: a group reads one weight, or several small
 weights. While one group computes, the weights of the next group are gathered, and the gradients of
@@ -48,7 +49,7 @@ _WITH_BODIES = frozenset({"scan", "while", "cond"})
 
 _orders = itertools.count()
 
-# An operation of a traced function, for which JAX has no public name.
+# The type of an operation in a traced function. JAX has no public name for this type.
 _Equation = Any
 
 
@@ -59,10 +60,10 @@ def gather(shard: jax.Array, at_rest: NamedSharding, whole: NamedSharding) -> ja
 
 
 def in_groups(step: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """Returns a step, a function of state and batch, that gathers weights group by group."""
+    """Returns a function that computes the same as `step`, but gathers weights group by group."""
 
     def run(state: object, batch: object) -> Any:
-        # A new function is made, because JAX does not trace the same function again.
+        # `partial` makes a new function, because JAX would not trace the same function again.
         traced, form = jax.make_jaxpr(partial(step), return_shape=True)(state, batch)
         own, others = jax.tree.leaves(state), jax.tree.leaves(batch)
         is_state = [True] * len(own) + [False] * len(others)
@@ -141,7 +142,7 @@ class _Operation:
             is_state = [one.is_state for one in self.inputs]
             params = {key: _regrouped(value, is_state) for key, value in params.items()}
         bound: Any = equation.primitive.get_bind_params(params)
-        # Some versions of JAX also return functions.
+        # In some versions of JAX `get_bind_params` returns functions besides the parameters.
         functions, params = bound if isinstance(bound, tuple) else ((), bound)
         with jax.named_scope(str(equation.source_info.name_stack)), equation.ctx.manager:
             made = equation.primitive.bind(*functions, *arrays, **params)
@@ -161,7 +162,7 @@ def _run(traced: Any, arrays: Sequence[jax.Array], is_state: Sequence[bool]) -> 
 
 @final
 class _Reader:
-    """Reads a traced function and separates operations that make arrays from recipes.
+    """Reads a traced function: lists the operations that make arrays, turns others into recipes.
 
     Attributes:
         operations: The operations that make arrays, in order.
@@ -169,12 +170,13 @@ class _Reader:
 
     def __init__(self) -> None:
         self.operations: list[_Operation] = []
-        self._at_rest: dict[Hashable, NamedSharding] = {}  # shardings by shape and type of weights
-        # shardings by shape and type of low-rank products
+        # By a weight's shape and type: its sharding. `_products` has those entries of `_at_rest`
+        # whose shape and type a product of two weights has, as in LoRA.
+        self._at_rest: dict[Hashable, NamedSharding] = {}
         self._products: dict[Hashable, NamedSharding] = {}
 
     def read(self, jaxpr: Any, consts: Sequence[object], given: Sequence[_Value]) -> list[_Value]:
-        """Adds a function's operations to the operations of the step; returns its results."""
+        """Adds a function's operations to those of the step; returns the function's results."""
         known: dict[object, _Value] = dict(zip(jaxpr.invars, given, strict=True))
         known.update(zip(jaxpr.constvars, map(_constant, consts), strict=True))
 
@@ -193,8 +195,9 @@ class _Reader:
 
     def _inline(self, equation: _Equation, inputs: Sequence[_Value]) -> list[_Value]:
         if equation.params.get("differentiated") and equation.params.get("prevent_cse"):
-            # As in JAX, a barrier keeps operations that the backward pass repeats apart from those
-            # of the forward pass. The barrier leaves out weights, which are gathered elsewhere.
+            # `jax.checkpoint` repeats operations of the forward pass in the backward pass. As in
+            # JAX, a barrier keeps XLA from merging the repeated operations with the first ones.
+            # Weights do not pass through this barrier, because `_Run` orders their gathers.
             apart = [one for one in inputs if not (one.sources or _is_weight(one))]
             made = self._add(_Operation(None, apart), [one.type for one in apart])
             again = dict(zip(apart, made, strict=True))
@@ -222,7 +225,8 @@ class _Reader:
         if _scatters(equation, inputs):
             operation.scatters = True
         elif name == "dot_general" and any(one.is_state for one in inputs):
-            # As in LoRA: the gradient of a factor is made from a low-rank product's full gradient.
+            # In LoRA the gradient of a factor is computed from the full gradient of the product of
+            # the factors. That full gradient is sharded before this operation reads it.
             shards = [None if one.is_state else self._products.get(one.form) for one in inputs]
             if any(shards):
                 operation.shards, operation.scatters = shards, True
@@ -255,7 +259,10 @@ def _recipe(
 
 
 def _recast(value: _Value) -> _Value:
-    """Returns a recipe for a variable's cast, as in mixed precision; other values unchanged."""
+    """Returns a recipe for a value that is the cast of a variable; other values unchanged.
+
+    Mixed precision makes such casts.
+    """
     cast = (
         None if value.maker is None or value.sources or not value.is_state else value.maker.equation
     )
@@ -272,7 +279,8 @@ def _is_weight(value: _Value) -> bool:
 def _expands(equation: _Equation) -> bool:
     """Returns whether a product or a lookup makes more elements than it reads.
 
-    LoRA's products do. Lookups of scales do too, because a scale belongs to a group of weights.
+    The products of LoRA's factors do. In quantized models lookups of scales do, too, because
+    several elements of a weight share a scale.
     """
     if equation.primitive.name not in ("dot_general", "gather"):
         return False
@@ -348,12 +356,12 @@ class _Run:
         return [self._array(one) for one in results]
 
     def _begin(self, number: int) -> None:
-        """Drops the weights of the previous group, and lets the next group be gathered."""
+        """Drops the previous group's gathered weights; allows the next group's gathers to start."""
         own = self._groups[number].sources
         self._whole = {one: array for one, array in self._whole.items() if one.sources <= own}
         self._shards = {one: array for one, array in self._shards.items() if one in own}
         following = frozenset().union(*(one.sources for one in self._groups[number + 1 :][:1]))
-        # Values that the step itself makes later are not available yet.
+        # A weight that the step itself computes later has no array yet, and is left out.
         wanted = [one for one in following - own if one.array is not None]
         wanted.sort(key=lambda one: one.order)
         ties = self._ties(number)
@@ -364,9 +372,10 @@ class _Run:
                 one.array = array
 
     def _ties(self, number: int) -> list[_Value]:
-        """Returns values for which the next group's gathers must wait, so that they start now.
+        """Returns values for which the gathers of the next group must wait.
 
-        These values exist when this group begins, but did not exist when the previous group began.
+        If possible, a value is chosen that exists only when this group begins, so that the gathers
+        do not start earlier.
         """
         first, before = self._groups[number].first, self._groups[max(number - 1, 0)]
         given = [one for one in first.inputs if not (one.sources or one.is_state)]

@@ -1,13 +1,15 @@
 """Keeps an optimizer's variables in the host's memory between updates (`offload="optimizer"`).
 
 A step takes and returns these variables as arrays in page-locked memory of the host, which a device
-copies by itself. When the optimizer's code reads a variable, the step copies the variable to the
-devices. An update must copy the variables of one group of weights after the other. But XLA drops
-optimization barriers between copies, so it would start all copies as soon as the step begins, and
-hold everything on the device. So each copy is made to depend on an updated weight of the group
-before the last: the variable is copied as two slices, and the position where the first slice begins
-is computed from that weight. The position is always 0, but XLA cannot know that before the program
-runs.
+can read and write by itself. When the optimizer's code reads a variable, the step copies the
+variable to the devices. A group is a few weights and their variables. To save memory of the
+devices, an update must copy the variables of one group after those of another. But XLA drops
+optimization barriers between copies. XLA would start all copies when the step begins, and the
+devices would hold all variables at once.
+
+So a copy is made to depend on a weight that was updated two groups earlier. A variable is copied as
+two slices, and the index where the first slice begins is computed from that weight. This index is
+always 0, but XLA cannot know that before the program runs.
 """
 
 from __future__ import annotations
@@ -47,7 +49,7 @@ def to_host(values: Sequence[Any], shardings: Sequence[NamedSharding]) -> list[A
 
 
 def constrained(value: Any, sharding: Sharding) -> Any:
-    """Returns a step's array laid out by a sharding, in its memory kind; others unchanged."""
+    """Returns an array of a step with this sharding and memory kind; other values unchanged."""
     if not isinstance(value, jax.Array):
         return value  # for example None, for a weight without a gradient
     put = jax.device_put if sharding.memory_kind == HOST else jax.lax.with_sharding_constraint
@@ -58,10 +60,11 @@ def constrained(value: Any, sharding: Sharding) -> Any:
 def read_in_order(
     optimizer: keras.Optimizer, values: Sequence[Any], shardings: Sequence[NamedSharding]
 ) -> Iterator[list[Any]]:
-    """Yields values for an optimizer's code; a value is copied to the devices when it is read.
+    """Yields values for an optimizer's code; a value is copied to the devices when code reads it.
 
-    Code with branches gets all values on the devices, because both branches must return arrays in
-    the same memory. A LossScaleOptimizer passes its inner optimizer's variables in place of values.
+    If the code of the optimizer has branches, all values are copied to the devices at once, because
+    all branches must return arrays in the same memory. `values` may also have variables: a
+    LossScaleOptimizer passes the variables of its inner optimizer.
     """
     values = [_current(one) if isinstance(one, keras.Variable) else one for one in values]
     has_branches = optimizer.gradient_accumulation_steps or not keras_compat.is_builtin(
@@ -87,7 +90,7 @@ def brought(variable: keras.Variable, value: Any) -> Any:
 
 @final
 class _Copies:
-    """The copies that are made in one update, and the results for which they wait."""
+    """The copies to the devices in one update, and the updated weights for which copies wait."""
 
     def __init__(self, iterations: Any, on_host: dict[int, NamedSharding]) -> None:
         self._iterations = iterations
@@ -95,13 +98,13 @@ class _Copies:
         self._made: dict[int, Any] = {}
         self._weight: Any = None  # the last weight whose variables were copied
         self._bytes = 0  # the size of this group's copies so far
-        # `_before` is an updated weight of the group before this group. `_awaited` is an updated
-        # weight of the group before that, for which the copies of this group wait.
+        # `_before` is an updated weight of the previous group. `_awaited` is an updated weight of
+        # the group before the previous one; the copies of the current group wait for `_awaited`.
         self._before: Any = None
         self._awaited: Any = None
 
     def of(self, variable: keras.Variable, value: Any) -> Any:
-        """Returns a copy of a host's value on the devices; other values unchanged."""
+        """Returns a copy, on the devices, of a value in host memory; other values unchanged."""
         how = self._on_host.get(id(value))
         if how is None:
             return value
@@ -125,7 +128,7 @@ class _Copies:
             return value
         axis = whole[0]
         first, size = self._awaited[(0,) * self._awaited.ndim], value.shape[axis]
-        steps = _current(self._iterations).astype("int32")  # never negative
+        steps = _current(self._iterations).astype("int32")  # never negative, so `begin` is 0
         begin = jnp.minimum(steps + (first != 0).astype("int32"), 0)
         cut, half = jax.lax.dynamic_slice_in_dim, size // 2
         parts = [cut(value, begin, half, axis), cut(value, begin + half, size - half, axis)]
@@ -136,5 +139,5 @@ class _Copies:
 
 def _current(variable: keras.Variable) -> Any:
     scope = keras_compat.get_stateless_scope()
-    assert scope is not None  # In a step the update is stateless, so there is a scope.
+    assert scope is not None  # A step updates variables in a StatelessScope.
     return scope.get_current_value(variable)

@@ -50,7 +50,12 @@ _own_axes: VariableTable[tuple[int | None, str]] = VariableTable()
 
 @final
 class _Thread(threading.local):
-    """By thread: the weight for which an optimizer makes a variable, and a traced step's layout."""
+    """The state of one thread while it makes an optimizer's variable, or traces a step.
+
+    Attributes:
+        weight: The weight for which the variable is made.
+        layout: The layout of the step.
+    """
 
     weight: Any = None
     layout: Layout | None = None
@@ -68,11 +73,11 @@ def _note_slots() -> None:
 def _make_slot(
     original: Callable[..., Any],
     optimizer: keras.Optimizer,
-    reference_variable: keras.Variable,  # some optimizers pass it by this name
+    reference_variable: keras.Variable,  # some optimizers pass this argument by its name
     *args: object,
     **kwargs: object,
 ) -> Any:
-    """Makes an optimizer's variable for a weight; `_note_new` then knows the weight."""
+    """Makes an optimizer's variable for a weight, and tells `_note_new` which weight it is."""
     with replaced(_thread, "weight", reference_variable):
         return original(optimizer, reference_variable, *args, **kwargs)
 
@@ -80,14 +85,17 @@ def _make_slot(
 def _note_new(
     original: Callable[..., Any], variable: keras.Variable, *args: object, **kwargs: object
 ) -> None:
-    """Records a variable that is about to be made, if an optimizer makes it."""
+    """Makes a variable; if an optimizer makes it, first records to which weight it belongs."""
     if keras_compat.is_of_optimizer():
         _note(variable, _thread.weight)
     original(variable, *args, **kwargs)
 
 
 def note_all(optimizer: keras.Optimizer, weights: Iterable[keras.Variable]) -> None:
-    """Records the variables of an optimizer that was built before the first sharding layout."""
+    """Records to which weights an optimizer's variables belong, if that is not recorded yet.
+
+    An optimizer may have been built before the first layout that shards, which starts recording.
+    """
     unknown = [one for one in optimizer.variables if not is_slot(one)]
     if unknown:
         owners = keras_compat.referenced_variables(optimizer, weights)
@@ -97,7 +105,7 @@ def note_all(optimizer: keras.Optimizer, weights: Iterable[keras.Variable]) -> N
 
 
 def _note(variable: keras.Variable, weight: keras.Variable | None) -> None:
-    # An entry must not refer to its own variable, because the variable could then never be freed.
+    # The entry of a variable must not refer to that variable, which could then never be freed.
     _weights.put(variable, (None if weight is variable else weight,))
 
 
@@ -107,14 +115,14 @@ def is_slot(variable: keras.Variable) -> bool:
 
 
 def weight_of(variable: keras.Variable) -> Any:
-    """Returns the weight to which an optimizer's variable belongs; other variables themselves."""
+    """Returns the weight to which an optimizer's variable belongs, or any other variable itself."""
     known = _weights.get(variable)
     return variable if known is None or known[0] is None else known[0]
 
 
 @final
 class OverReplicas:
-    """The rule that an optimizer's variables, and perhaps the weights, are sharded over replicas.
+    """The rule of `Sharding`: optimizer variables, and perhaps weights, are sharded over replicas.
 
     Attributes:
         gathers_weights: Whether weights are sharded too, so that steps must gather them.
@@ -136,15 +144,16 @@ class OverReplicas:
         return self.update_spec(variable) if self._is_meant(variable) else WHOLE
 
     def _is_meant(self, variable: keras.Variable) -> bool:
-        # Sync-on-read variables are excluded, because each replica has its own value of them.
-        # Unsigned integers are bytes or states of generators, except in quantized kernels (GPTQ).
+        # Sync-on-read variables are not sharded, because each replica has its own value of them.
+        # Unsigned integers are not sharded, because they are bytes or states of random generators;
+        # only in quantized kernels (GPTQ) they are weights.
         dtype = keras_compat.stored_dtype(variable)
         is_unsigned = dtype.startswith("uint") and not variable.name.startswith("kernel")
         is_state = self.gathers_weights or is_slot(variable)
         return is_state and not (is_on_read(variable) or is_unsigned)
 
     def add_map_of(self, kind: type) -> None:
-        """Adds the layout map of a model's class, if any, for weights that are made later."""
+        """Stores the layout map of a model's class, if it has one, for weights made from now on."""
         method = inspect.getattr_static(kind, "get_layout_map", None)
         is_asked = self._sharding.state == "auto" and kind.__name__ not in self.own_maps
         if is_asked and isinstance(method, staticmethod | classmethod):
@@ -204,7 +213,7 @@ class OverReplicas:
         )
 
     def update_spec(self, weight: keras.Variable) -> PartitionSpec:
-        """Returns how the update of a weight, and its slots, are sharded, as `Sharding` decides."""
+        """Returns the spec of a weight's update, and of the weight's optimizer variables."""
         wanted, _ = self._own_axis(weight)
         axis = self._sharding.axis(tuple(weight.shape), self._replicas, wanted)
         return WHOLE if axis is None else PartitionSpec(*[None] * axis, self._axis)
@@ -212,7 +221,7 @@ class OverReplicas:
 
 @final
 class ByLayoutMap:
-    """The rule that a ``keras.distribution.LayoutMap`` decides, by the paths of variables."""
+    """The rule of a ``keras.distribution.LayoutMap``, which shards variables by their paths."""
 
     gathers_weights = False
 
@@ -222,11 +231,14 @@ class ByLayoutMap:
         self._names: Mapping[str | None, str] = {**names}
 
     def require_useful(self, variables: Iterable[keras.Variable]) -> None:
-        """Raises a ValueError if a key of the map fits no existing variable, and no output."""
+        """Raises a ValueError if a key of the map fits no existing variable or layer's output."""
         self._reader.require_useful()
 
     def output_spec(self, path: str) -> PartitionSpec | None:
-        """Returns the map's entry for a layer's output; None if the entry is for variables, too."""
+        """Returns the map's spec for a layer's output; None if the map has none.
+
+        Also returns None if the entry is for variables, too.
+        """
         axes = self._reader.output_axes(path)
         return None if axes is None else PartitionSpec(*map(self._names.get, axes))
 
@@ -235,8 +247,8 @@ class ByLayoutMap:
         axes = self._reader.axes(weight_of(variable), tuple(variable.shape))
         if axes is None:
             return WHOLE
-        # Axes of size 1 are left out, because JAX leaves them out in the specs that it returns, and
-        # the specs must be equal.
+        # `axes` leaves out the mesh's axes of size 1. JAX also leaves them out in the specs that it
+        # returns, and those specs must be equal to this one.
         return PartitionSpec(*map(self._names.get, axes))
 
     def update_spec(self, weight: keras.Variable) -> PartitionSpec:
@@ -268,7 +280,7 @@ class _OfOutputs:
             self._rule.require_useful(())
 
     def get_variable_layout(self, variable: object) -> None:
-        """Returns None, because the strategy lays out variables, not Keras."""
+        """Returns None, because the strategy, not Keras, decides the layout of variables."""
 
     def get_tensor_layout(self, path: str) -> NamedSharding | None:
         """Returns how a layer's output is laid out; Keras passes the path ``LAYER/output``."""
@@ -280,7 +292,7 @@ class _OfOutputs:
 
 
 def _lay_out_output(original: Callable[..., Any], outputs: Any, layout: object) -> Any:
-    """Lays out a layer's output by Keras's own function, which alone would lose its mask."""
+    """Lays out a layer's output by Keras's function; keeps the mask, which Keras would lose."""
     laid_out = original(outputs, layout)
     if isinstance(keras.distribution.distribution(), _OfOutputs):
         keras.tree.map_structure(keras_compat.keep_keras_mask, outputs, laid_out)
@@ -289,7 +301,7 @@ def _lay_out_output(original: Callable[..., Any], outputs: Any, layout: object) 
 
 @final
 class Layout:
-    """A mesh with an axis of replicas, and with axes of logical devices if a replica has several.
+    """A mesh with an axis of replicas, and more axes if a replica has several logical devices.
 
     Attributes:
         mesh: The JAX mesh of all devices.
@@ -300,14 +312,14 @@ class Layout:
         local: The devices of this process.
         local_replicas: The numbers of this process's replicas.
         spans_workers: Whether the mesh has devices of other processes.
-        splits: Which variables are cut over the logical devices.
+        splits: Which variables are split over the logical devices, and along which axes.
         sharding: The strategy's argument `sharding`.
         offload: Whether the host holds the optimizer's variables.
         rule: Decides which variables `sharding` divides; None if the argument was not given.
-        shards_between_steps: Whether variables are sharded, or on the host, once they are made.
+        shards_between_steps: Whether variables are sharded, or on the host, also between steps.
         outputs: A context in which layers lay out their outputs, if a LayoutMap says how.
         whole: The sharding of an array that every device holds.
-        rows: The sharding of an array that the replicas divide along its first axis.
+        rows: The sharding of an array whose first axis is sharded over the replicas.
     """
 
     def __init__(
@@ -360,13 +372,16 @@ class Layout:
         self.rows = NamedSharding(self.shard_mesh, PartitionSpec(self.by_replica))
 
     def entry(self, leaves: Sequence[Any]) -> NamedSharding:
-        """Returns a batch's sharding as an input: divided if evenly possible, else whole."""
+        """Returns the sharding with which a batch enters a step.
+
+        This is `rows` if the replicas can divide each array evenly, else `whole`.
+        """
         shapes = map(np.shape, leaves)
         is_even = all(shape and shape[0] % self.replicas == 0 for shape in shapes)
         return self.rows if is_even else self.whole
 
     def of_variables(self, variables: Sequence[keras.Variable]) -> list[NamedSharding]:
-        """Returns the shardings of variables' values; for None, that of a value on all devices."""
+        """Returns the shardings of variables' values; `whole` for None in place of a variable."""
         if not self.shards_state:
             return [self.whole] * len(variables)
         return [self.whole if one is None else self.of_variable(one) for one in variables]
@@ -383,12 +398,15 @@ class Layout:
         return NamedSharding(self.shard_mesh, spec, memory_kind=kind)
 
     def offloads(self, variable: keras.Variable) -> bool:
-        """Returns whether the host's memory holds a variable: a large variable of an optimizer."""
+        """Returns whether the host's memory holds a variable.
+
+        With `offload`, the host holds an optimizer's large variables that belong to weights.
+        """
         is_of_weight = self.offload and weight_of(variable) is not variable
         return is_of_weight and not is_small(self.sharding, variable.shape)
 
     def adopt(self, other: Layout) -> None:
-        """Takes over what a script has set on another layout, except `sharding`."""
+        """Copies from another layout the split variables and the layout maps of models' classes."""
         self.split_variables(other.splits.rules)
         if isinstance(self.rule, OverReplicas) and isinstance(other.rule, OverReplicas):
             self.rule.own_maps |= other.rule.own_maps
@@ -400,7 +418,7 @@ class Layout:
 
     @property
     def shards_state(self) -> bool:
-        """Whether there may be a variable that a device does not hold, or only a shard of it."""
+        """Whether a device may hold only a shard of a variable, or nothing of the variable."""
         return self.shards_between_steps or bool(self.splits.rules)
 
     def split_variables(self, rules: Mapping[str, Sequence[int]]) -> None:
@@ -438,7 +456,7 @@ class Layout:
 
 
 in_step = partial(replaced, _thread, "layout")
-"""Returns a context that makes a layout known, through `layout_of_step`, to code traced in it."""
+"""Returns a context in which `layout_of_step` returns the given layout."""
 
 
 def layout_of_step() -> Layout | None:
@@ -467,7 +485,7 @@ def _mapped(
     wanted = [str(name) for name in np.ravel(mesh.devices)]
     if of_workers:
         known = {f"{one.platform}:{number}": one for number, one in enumerate(devices)}
-        fits = wanted == list(known)  # a replica's devices are consecutive devices of one process
+        fits = wanted == list(known)  # in order, because one process has all devices of a replica
     else:
         known = {f"{one.platform}:{one.id}": one for one in devices}
         fits = sorted(wanted) == sorted(known)
@@ -475,7 +493,7 @@ def _mapped(
         raise other_devices(wanted, list(known))
     data, *others = mesh.axis_names
     sizes = dict(zip(mesh.axis_names, mesh.shape, strict=True))
-    # The user may have given an axis the same name as the strategy's axis of replicas.
+    # Axes get new names, because the user may have given an axis the name of the strategy's axis.
     names = {data: AXIS, **{one: f"logical_{one}" for one in others}}
     rule = ByLayoutMap(layout_map, sizes, names)
     shape = tuple(sizes[one] for one in others)
@@ -489,8 +507,9 @@ def _grid(devices: Sequence[Any], shape: tuple[int, ...], *, keep_order: bool = 
     """
     is_torus = len(shape) > 1 and devices[0].platform == "tpu" and not keep_order
     if is_torus and CREATE_DEVICE_MESH.is_there():
-        # The chips of a TPU slice are connected as a torus, but not numbered along it.
-        # `jax.make_mesh` can divide an axis of the torus only on some kinds of TPU.
+        # The chips of a TPU slice are connected as a torus, but not numbered along the torus.
+        # `jax.make_mesh` does not suffice, because it can split an axis of the torus only on some
+        # kinds of TPU.
         create_device_mesh = CREATE_DEVICE_MESH.get()
         # These errors mean that the devices are not a block of a torus.
         with contextlib.suppress(NotImplementedError, AssertionError):
@@ -504,7 +523,7 @@ def _are_of_workers(devices: Sequence[Any]) -> bool:
 
 
 def only_first(tensor: jax.Array) -> jax.Array:
-    """Returns the tensor on replica 0 and zeros elsewhere, to be summed; booleans become int8."""
+    """Returns a tensor to sum: `tensor` on replica 0, zeros on others; booleans become int8."""
     number = tensor.astype("int8") if tensor.dtype == bool else tensor
     return jnp.where(is_first(), number, jnp.zeros_like(number))
 

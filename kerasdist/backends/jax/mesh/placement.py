@@ -26,7 +26,7 @@ from kerasdist.backends.jax.mesh.layout import Layout, in_step
 Step = Callable[[Any, Any], tuple[Any, Any]]
 
 STEPS_AHEAD = 8
-"""The number of steps within which the host waits for the device once (`_wait_sometimes`)."""
+"""On CPU devices the host waits for the devices once in so many steps (`_wait_sometimes`)."""
 
 # One counter is enough for all strategies, because all programs of a process use the same queues.
 _launches = itertools.count(1)
@@ -37,19 +37,20 @@ class OtherStateError(Exception):
 
 
 def _wait_sometimes(outputs: object, state: object, steps: int = 1) -> None:
-    """Counts the steps of a launch on CPU devices; waits after each `STEPS_AHEAD` of them.
+    """Counts the steps of a launch on CPU devices; waits for a result every `STEPS_AHEAD` steps.
 
-    On accelerators JAX's own limit is enough. On several CPU devices JAX can deadlock. Each device
-    lets 32 programs be in flight (``max_inflight_computations_per_device`` in XLA's CPU client),
-    and the launch of the next program waits for its turn *inside* the thread pool that also runs
-    the programs. The pool has as many threads as there are cores, or as devices if these are more.
-    On two cores, one thread of the pool waits for a launch, and the other waits in an all-reduce
-    for its partner, which finds no thread: "Expected 2 threads to join the rendezvous, but only 1
-    of them arrived". After 40 seconds XLA aborts the process. The stacks of a stopped process show
-    ``xla::Semaphore::Acquire`` under ``ExecuteLaunch`` on one worker and
-    ``InProcessCommunicator::AllReduce`` on the other. A larger pool (``NPROC=8``, before JAX
-    starts) prevents the deadlock. Fewer programs in flight prevent it, too; the limit must be well
-    below 32, because callbacks and user code launch programs too. Seen with jaxlib 0.10.2.
+    Accelerators need no such wait, because there JAX's own limit of programs in flight is enough.
+    On several CPU devices JAX can deadlock. Each device lets 32 programs be in flight
+    (``max_inflight_computations_per_device`` in XLA's CPU client). The launch of the next program
+    waits *inside* the thread pool that also runs the programs. The pool has as many threads as
+    there are cores, or devices if there are more. On two cores, one thread of the pool waits for a
+    launch. The other thread waits in an all-reduce for the second device, whose program finds no
+    thread: "Expected 2 threads to join the rendezvous, but only 1 of them arrived". After 40
+    seconds XLA aborts the process. The stacks of a stopped process show ``xla::Semaphore::Acquire``
+    under ``ExecuteLaunch`` in one thread and ``InProcessCommunicator::AllReduce`` in the other. A
+    larger pool (``NPROC=8``, before JAX starts) prevents the deadlock. Fewer programs in flight
+    prevent it, too. The limit must be well below 32, because callbacks and user code also launch
+    programs. Seen with jaxlib 0.10.2.
     """
     due = next(_launches) % STEPS_AHEAD == 0
     for _ in range(1, steps):
@@ -63,10 +64,10 @@ def _wait_sometimes(outputs: object, state: object, steps: int = 1) -> None:
 class Placement:
     """Keeps state on every device of a mesh, and shards batches along the axis of their examples.
 
-    A batch that can be divided evenly is sharded before it enters a step. JAX cannot shard other
-    batches before a step. Every device gets all rows of such a batch, and the step itself shards
-    them. XLA then pads an uneven axis without changing results: of 17 examples on 4 devices, each
-    device computes 5 rows.
+    A batch is sharded before it enters a step if the replicas can divide the batch evenly. JAX
+    cannot do this with other batches. Every device gets all rows of an uneven batch, and the step
+    itself shards the rows. XLA then pads the uneven axis without changing results: for 17 examples
+    on 4 devices, each device computes 5 rows.
 
     Attributes:
         layout: The mesh, and the shardings of arrays on it.
@@ -80,7 +81,7 @@ class Placement:
             called with the outputs, the state and the number of steps of each program.
         places_ahead: Whether to move a batch while the step before it still runs.
         shares_memory: Whether arrays on the devices may use the memory of NumPy arrays, as on CPUs.
-        begin_step: Called before every user program.
+        begin_step: A function that is called before every user program.
     """
 
     after_launch: Callable[..., None] = staticmethod(lambda *_: None)
@@ -94,7 +95,8 @@ class Placement:
         self.mesh, self.whole, self.rows = layout.mesh, layout.whole, layout.rows
         self.devices = tuple(layout.mesh.devices.flat)
         self.begin_step = begin_step
-        # A variable that will be cut may be too large for one accelerator, so the host makes it.
+        # A variable that will be split over logical devices may be too large for one accelerator,
+        # so the variable is made on the host.
         self.host = _host_or(layout.local[0])
         self._home = home or (self.host if layout.splits.logical_devices > 1 else layout.local[0])
         on_cpu = layout.local[0].platform == "cpu"
@@ -104,16 +106,17 @@ class Placement:
         self.shares_memory = on_cpu
 
     def variables(self) -> AbstractContextManager[Any]:
-        """Returns a context in which new variables are made on their device."""
+        """Returns a context in which new variables are made on the device `home`."""
         chosen = jax.config.jax_default_device  # type: ignore[attr-defined]
         default = chosen or jax.local_devices()[0]
-        # The default device is set only if needed, because JAX recompiles functions after that.
+        # The default device is set only if needed, because JAX recompiles functions after a change
+        # of the default device.
         if default == self._home:
             return contextlib.nullcontext()
         return jax.default_device(self._home)
 
     def state(self, state: Any, variables: Any) -> Any:
-        """Moves arrays to their devices, unless they are already there."""
+        """Puts the values of variables on the mesh, except those that are already there."""
         leaves, structure = jax.tree.flatten(_apart(state))
         return jax.tree.unflatten(structure, self.enter(leaves, jax.tree.leaves(variables)))
 
@@ -125,7 +128,7 @@ class Placement:
         return arrays if all(map(operator.is_, arrays, placed)) else placed
 
     def leave(self, arrays: list[jax.Array]) -> list[jax.Array]:
-        """Returns new values that a program has returned, in the form that variables hold."""
+        """Takes new values that a program has returned; returns the arrays that variables hold."""
         return arrays
 
     def together(self, work: str, fact: Callable[[], Any]) -> AbstractContextManager[bool]:
@@ -141,7 +144,7 @@ class Placement:
         return value
 
     def put(self, array: Any, sharding: Sharding) -> jax.Array:
-        """Puts a full array on the mesh; returns an array that is already there unchanged."""
+        """Puts a full array on the mesh; an array that is already there is returned unchanged."""
         return array if is_placed(array, sharding) else jax.device_put(local_copy(array), sharding)
 
     def equalize(self, variables: Sequence[keras.Variable]) -> None:
@@ -170,17 +173,17 @@ class Placement:
         return np.array(rows) if needs_copy else rows
 
     def copy_batch(self, batch: object) -> object:
-        """Copies a batch on the host, because its source may overwrite it for the next batch."""
+        """Copies a batch on the host, where the data source may overwrite it by the next batch."""
         return jax.tree.map(self.copy_if_shared, batch)
 
     def wait_until_sent(self, arrays: Any) -> Any:
-        """Waits until accelerators have read the memory of NumPy's arrays, but not for steps."""
+        """Waits until accelerators have copied NumPy arrays, but not until steps have run."""
         return arrays if self.shares_memory else jax.block_until_ready(arrays)
 
     def batch(self, batch: Any) -> Any:
         """Sends each accelerator its rows; on CPUs the step itself reads the rows from NumPy."""
         leaves = jax.tree.leaves(batch)
-        # A committed array is bound to its device; JAX itself moves other arrays.
+        # JAX moves an array to the mesh by itself, unless the array is committed to its device.
         is_bound = any(isinstance(leaf, jax.Array) and leaf.committed for leaf in leaves)
         if not self.places_ahead and not is_bound:
             return batch
@@ -188,9 +191,9 @@ class Placement:
         return jax.tree.map(lambda leaf: self.put(leaf, sharding), batch)
 
     def eager(self, step: Step) -> Callable[..., tuple[list[Any], Any]]:
-        """Returns a function like a `CompiledStep`, for one batch; its operations run one by one.
+        """Returns a function that is called like a `CompiledStep`, but runs the step eagerly.
 
-        Each operation runs on all devices.
+        The function takes one batch. Each operation of the step runs on all devices.
         """
 
         def run(state: object, batches: Sequence[Any]) -> tuple[list[Any], Any]:
@@ -198,7 +201,8 @@ class Placement:
             self._note_batch(batch)
             before = [leaf.sharding for leaf in jax.tree.leaves(state)]
             outputs, new = step(jax.tree.map(self._on_device, state), batch)
-            # A user's step may return the state in other containers, as in plain Keras.
+            # Only the leaves are used, because plain Keras also allows a user's step to return the
+            # state in other containers.
             leaves, structure = jax.tree.flatten(new)
             state = jax.tree.unflatten(structure, map(self.put, leaves, before))
             logs, form = jax.tree.flatten(outputs)
@@ -243,11 +247,11 @@ class Placement:
         return ""
 
     def record(self, *what: object) -> None:
-        """Records that a program starts, if there are several workers and the user asked for it."""
+        """Records that a program starts, if several workers shall record their collectives."""
 
     def returned(self, leaf: Any, *, keeps_rows: bool) -> Any:
         """Constrains the sharding of an output, inside a step."""
-        # Rows that Keras keeps are also constrained, because this process reads them.
+        # `keeps_rows` changes nothing here, because one process can read the rows of all devices.
         return constrained(leaf, self.layout.entry([leaf]))
 
 
@@ -287,13 +291,13 @@ class CentralPlacement(Placement):
 
 @final
 class CompiledStep:
-    """A step, compiled for batches that enter divided, and for batches that enter whole.
+    """A step, which is compiled separately for sharded batches and for whole batches.
 
-    JAX consumes (donates) the state that is passed to a program.
+    A call consumes (donates) the arrays of the state.
     """
 
     def __init__(self, place: Placement, step: Step, *, keeps_rows: bool = False) -> None:
-        """Compiles nothing before it is called.
+        """Stores the step, which is compiled when it is called.
 
         Args:
             place: The placement on which the step runs.
@@ -319,7 +323,7 @@ class CompiledStep:
         """Compiles a program; returns how much memory of a device it takes beside its arguments."""
         if not self._place.keeps_state:
             state = jax.device_put(state, self._place.whole)
-        # JAX keeps what is compiled, so a call does not compile it again.
+        # JAX caches the compiled program, so a later call does not compile the program again.
         memory = self.program(state, batches).lower(state, batches).compile().memory_analysis()
         outputs = max(0, memory.output_size_in_bytes - memory.alias_size_in_bytes)
         return memory.temp_size_in_bytes + memory.generated_code_size_in_bytes + outputs
@@ -343,7 +347,8 @@ class CompiledStep:
         if layout.rule is not None and layout.rule.gathers_weights:
             step = in_groups(step)
             if place.shares_memory:
-                # Without this, XLA removes barriers on CPUs before it merges sums.
+                # Without this option, XLA on CPUs removes the optimization barriers early, and then
+                # merges all-reduces that the barriers should keep apart.
                 options = {"xla_disable_hlo_passes": "cse_barrier_expander"}
 
         def program(state: object, batches: Sequence[Any]) -> tuple[Any, Any]:
@@ -375,7 +380,8 @@ def _take_steps(
         outputs, new = step(state, batch)
         if _types(new) != _types(state):
             raise OtherStateError
-        # A user's step may return the state in other containers, as in plain Keras.
+        # Plain Keras also allows a user's step to return the state in other containers, but
+        # `jax.lax.scan` needs the same containers.
         new = jax.tree.unflatten(structure, jax.tree.leaves(new))
         return jax.lax.with_sharding_constraint(new, held), outputs
 

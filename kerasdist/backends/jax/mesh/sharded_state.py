@@ -1,9 +1,8 @@
 """Sharded state (`sharding=`): how it is made, read, written and used in a step.
 
-Code outside of compiled programs reads full values, so each read of a sharded variable gathers it.
-With several workers, all of them must make, read and write such a variable together, and they wait
-for each other. If one worker read or wrote a variable alone, its collective would meet a different
-program of the other workers.
+Code outside of compiled programs reads full values, so each read of a sharded variable gathers its
+shards. So all workers must make, read and write such a variable together. If one worker read or
+wrote such a variable alone, its collective would wait for workers that run another program.
 
 A step of `fit` takes each device's shards. A weight that is sharded over the replicas is gathered
 for each use (`gathers.py`), and the optimizer updates shards.
@@ -55,7 +54,7 @@ _KEPT = 1 << 25
 
 
 def add(place: Placement) -> None:
-    """Lets the variables of a strategy be sharded."""
+    """Registers the placement of a strategy whose variables are sharded, or on the host."""
     keras_compat.internals.INITIALIZE.require()
     _placements.add(place)
     install()
@@ -76,7 +75,7 @@ def install() -> None:
 
 
 def _place_of(variable: keras.Variable) -> Placement | None:
-    """Returns the placement that shards a variable, None if there is none."""
+    """Returns the placement of a variable that is sharded, or on the host; else None."""
     weight = weight_of(variable)
     strategy = (
         ownership.strategy_of(variable)
@@ -95,7 +94,8 @@ def _place_of(variable: keras.Variable) -> Placement | None:
 def _initialize(original: Callable[..., Any], variable: keras.Variable, initializer: Any) -> None:
     """Gives a new variable its initial value, of which each device holds a shard.
 
-    With an initializer of Keras, each device draws its own shard, so none holds the full value.
+    With an initializer of Keras, each device draws its own shard, so no device holds the full
+    value.
     """
     place = _place_of(variable)
     if place is None:
@@ -110,13 +110,14 @@ def _initialize(original: Callable[..., Any], variable: keras.Variable, initiali
         kind, seed = place.chiefs(work, made, (kind, seed))
     if kind:
         program = _program_of(kind, shape, dtype, sharding)
-        # Keras turns a seed into a key in this way.
+        # Keras makes the same key from a seed.
         key = keras_compat.ops.convert_to_tensor([seed or 0, 0], dtype="uint32")
         # Programs run one at a time, to limit the memory for temporary values.
         keras_compat.store_value(variable, jax.block_until_ready(program(np.asarray(key))))
         give_back(variable)
         return
-    # Any other initializer draws the whole value, on the host, because a device may be too small.
+    # Any other initializer draws the whole value. It runs on the host, because the value may be too
+    # large for a device.
     with jax.default_device(place.host):
         value = keras_compat.ops.convert_to_tensor(initializer(shape, dtype=dtype), dtype)
     keras_compat.store_value(variable, value)
@@ -126,15 +127,18 @@ def _initialize(original: Callable[..., Any], variable: keras.Variable, initiali
 
 
 def _kind_of(initializer: Any) -> tuple[str, int | None]:
-    """Returns how an initializer of Keras draws, and its seed; the seed is None if it has none.
+    """Returns the configuration of an initializer of Keras, as JSON without the seed, and the seed.
 
-    Returns "" and 0 for any other initializer.
+    The seed is None for an initializer that draws nothing. Returns "" and 0 for an initializer that
+    is not Keras's own, or whose configuration JSON cannot express.
     """
     seed = getattr(initializer, "seed", None)
     if not isinstance(seed, int | None) or not keras_compat.is_builtin(type(initializer)):
         return "", 0
     config = {"class_name": type(initializer).__name__, "config": initializer.get_config()}
-    if seed is not None:  # Without this, Keras would draw a seed and so change later draws.
+    # `_program_of` sets the seed. The configuration has None if the user gave no seed. From None
+    # Keras would draw a seed, and so change later draws.
+    if seed is not None:
         config["config"]["seed"] = 0
     try:
         return json.dumps(config), seed
@@ -146,7 +150,10 @@ def _kind_of(initializer: Any) -> tuple[str, int | None]:
 def _program_of(
     kind: str, shape: tuple[int, ...], dtype: str, sharding: NamedSharding
 ) -> Callable[..., jax.Array]:
-    """Returns a program that draws from a seed, because many variables differ only in the seed."""
+    """Returns a program that draws an initial value from a seed.
+
+    The seed is an argument, so variables that differ only in the seed share a program.
+    """
     initializer: Any = keras.initializers.get(json.loads(kind))
 
     def drawn(seed: jax.Array) -> Any:
@@ -168,7 +175,10 @@ def _shard_new(
 
 
 def _store(original: Callable[..., Any], variable: keras.Variable, value: Any) -> Any:
-    """Shards a value that is assigned between programs, so that only one is full at a time."""
+    """Assigns a value to a variable; between programs, shards the value at once.
+
+    So at any time only one value is full, even if many variables are assigned.
+    """
     if weight_files.is_compared(variable, value):
         return value
     in_scope = keras_compat.get_stateless_scope() is not None
@@ -176,7 +186,8 @@ def _store(original: Callable[..., Any], variable: keras.Variable, value: Any) -
     if place is None:
         return original(variable, value)
     sharding, dtype = place.layout.of_variable(variable), variable.dtype
-    # A NumPy array usually comes from a file; it is sharded without a full copy.
+    # A NumPy array usually comes from a file. Its shards go directly to the devices, without a full
+    # copy of the array.
     on_host = isinstance(value, np.ndarray)
     if not on_host:
         value = keras_compat.ops.convert_to_tensor(value, dtype=dtype)
@@ -211,29 +222,30 @@ class _Freed:
 def give_back(variable: keras.Variable) -> None:
     """Makes libc return free memory to the system, once per `_KEPT` bytes of new values.
 
-    Freed arrays below 32 MiB leave gaps in libc's heaps, many of them in heaps of JAX's threads,
-    where other threads cannot use them. Without this, a worker that had loaded a preset kept twice
-    the memory of its shards.
+    Freed arrays below 32 MiB leave gaps in libc's heaps. Many of the gaps are in heaps of JAX's
+    threads, where other threads cannot use them. Without this function, a worker that had loaded a
+    preset used twice the memory of its shards.
     """
     _Freed.since += keras_compat.nbytes(variable)
     if _Freed.since < _KEPT:
         return
     _Freed.since = 0
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
-    if trim is not None:  # glibc has this function
+    if trim is not None:  # only glibc has this function
         trim(0)
 
 
 def _show(original: Callable[[Any], str], variable: keras.Variable) -> str:
     try:
         return original(variable)
-    except RuntimeError:  # Other workers hold shards; Keras from 3.13 on then shows no value too.
+    except RuntimeError:
+        # Other workers hold some of the shards. From 3.13 on, Keras then shows no value either.
         shape, dtype = tuple(variable.shape), variable.dtype
         return f"<Variable path={variable.path}, shape={shape}, dtype={dtype}>"
 
 
 def _read(original: Callable[[Any], Any], variable: keras.Variable) -> Any:
-    """Reads a variable; between programs, and where a step uses a weight, gathers its shards."""
+    """Reads a variable; gathers its shards between programs, and where a step uses a weight."""
     value = original(variable)
     if is_traced(value):
         return _gathered_in_step(variable, host_memory.brought(variable, value))
@@ -247,7 +259,8 @@ def whole(variable: keras.Variable, value: object) -> Any:
     """Returns a variable's value as a full array. All workers must call this function."""
     if not isinstance(value, jax.Array) or value.is_fully_replicated:
         return on_device(value)
-    # A step may have sharded a variable that was made outside of the scope, such as an adapter.
+    # The placement is found by the mesh of the value, because a step may have sharded a variable
+    # that was made outside of the scope, such as an adapter.
     mesh = getattr(value.sharding, "mesh", None)
     place = next((one for one in [*_placements] if one.layout.shard_mesh == mesh), None)
     if place is None:
@@ -282,7 +295,7 @@ def _apply(
     grads: Sequence[Any],
     trainable_variables: Sequence[Any],
 ) -> Any:
-    """Lets each device update its shard of the weights, by its shard of the gradients."""
+    """Updates weights so that each device computes only its own shard of the update."""
     layout = layout_of_step()
     if layout is None or not layout.shards_between_steps:
         return original(optimizer, optimizer_variables, grads, trainable_variables)
@@ -295,7 +308,7 @@ def _apply(
     kept = layout.of_variables(optimizer.variables)
     with (
         host_memory.read_in_order(optimizer, optimizer_variables, kept) as state,
-        in_step(None),  # the optimizer reads shards
+        in_step(None),  # without a layout, the optimizer's reads gather nothing
     ):
         new, own = original(optimizer, state, grads, values)
     own = host_memory.to_host(own, kept)

@@ -1,4 +1,4 @@
-"""Places the arrays of a step on a mesh of the devices of several workers."""
+"""Places the arrays of a step on a mesh that spans the devices of several workers."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _CHUNK = 1 << 26
 @partial(jax.tree_util.register_dataclass, data_fields=["array"], meta_fields=["count"])
 @dataclass(frozen=True)
 class _Rows:
-    """An output of `predict`: `count` rows, and padding so that replicas divide it evenly."""
+    """An output of `predict`: `count` rows, and padding so that all replicas have equally many."""
 
     array: jax.Array
     count: int
@@ -52,8 +52,8 @@ class WorkerPlacement(Placement):
 
     All processes must take part when one of them computes with a global array. But between programs
     a process may work alone, for example to save a model. So code that reads a variable gets an
-    array of this process only, which is a view of the same memory (`arrays.local_copy`). Sharded
-    variables must be read by all workers together (`read`).
+    array of its own process only, which uses the same memory (`arrays.local_copy`). All workers
+    must read a sharded variable together (`read`).
 
     Each worker has the same batch, and contributes the rows of its own replicas.
     """
@@ -65,7 +65,14 @@ class WorkerPlacement(Placement):
         begin_step: Callable[[], None],
         note_batch: Callable[[Hashable], None],
     ) -> None:
-        """Stores `begin_step`, called before each program, and `note_batch`, called with shapes."""
+        """Makes the placement.
+
+        Args:
+            layout: The mesh, and the shardings of arrays on it.
+            job: The job of this worker.
+            begin_step: A function that is called before each program.
+            note_batch: A function that is called with the shapes of each batch.
+        """
         super().__init__(layout, begin_step)
         self._job = job
         self._note_shapes = note_batch
@@ -79,25 +86,25 @@ class WorkerPlacement(Placement):
 
     @contextmanager
     def together(self, work: str, fact: Callable[[], Any]) -> Generator[bool]:
-        """Waits for all workers before common work; yields whether `fact()` is equal on all."""
+        """Waits until all workers begin `work`; yields whether `fact()` is equal on all workers."""
         with self._job.translating_failures(work):
             digest = hashlib.sha256(repr(fact()).encode()).hexdigest()
             yield not any(self._job.compare_objects(work, digest))
 
     def chiefs(self, work: str, fact: Mapping[str, object], value: Any) -> Any:
-        """Returns the chief's value. All workers must call it, for the same work and fact."""
+        """Returns the chief's value. All workers must call this, with the same work and fact."""
         with self._job.translating_failures(work):
             self._job.assert_equal(work, fact)
             return self._job.broadcast_object(work, value)
 
     def put(self, array: Any, sharding: Sharding) -> jax.Array:
-        """Makes a global array; this worker contributes its shards from a full array."""
+        """Makes a global array from a full array; each worker contributes its devices' shards."""
         if is_placed(array, sharding):
             return array
         if isinstance(array, jax.Array) and is_sharded(array):
             return self._resharded(array, sharding)
         rows = self.copy_if_shared(local_copy(array))
-        if sharding.memory_kind == HOST:  # JAX would leave a device's array in that device's memory
+        if sharding.memory_kind == HOST:  # otherwise a device's array would stay on the device
             rows = np.asarray(rows)
         made = jax.make_array_from_callback(
             np.shape(rows),
@@ -115,25 +122,25 @@ class WorkerPlacement(Placement):
         return _sharded_as(sharding)(array)
 
     def record(self, *what: object) -> None:
-        """Records that a program starts, if the user has asked for that."""
+        """Records that a program starts, if the user has asked for a record of collectives."""
         if self._job.collectives is not None:
             self._job.collectives.record("program", " ".join(map(str, what)))
 
     def _collected(self, rows: _Rows) -> np.ndarray[Any, Any]:
-        array = jax.block_until_ready(rows.array)  # while NumPy waits, a Ctrl-C would be lost
+        array = jax.block_until_ready(rows.array)  # `np.asarray` waits, too, but loses a Ctrl-C
         shards = {shard.index[0].start or 0: shard.data for shard in array.addressable_shards}
         here = [np.asarray(shards[begin]) for begin in sorted(shards)]
         return self.rows_of_all(np.concatenate(here))[: rows.count]
 
     def equalize(self, variables: Sequence[keras.Variable]) -> None:
-        """Gives variables the chief's values, bit by bit. All workers must call this method."""
+        """Gives variables exactly the chief's values. All workers must call this method."""
         sizes = [keras_compat.stored_value(one).nbytes for one in variables]
         for bundle in in_bundles(variables, sizes, _BUNDLE):
             arrays = [keras_compat.stored_value(one) for one in bundle]
             values = [np.asarray(array.addressable_data(0)) for array in arrays]
             own = [np.ascontiguousarray(value).reshape(-1).view(np.uint8) for value in values]
             ends = np.cumsum([one.size for one in own])
-            # The values of the chief are summed with zeros of the other workers.
+            # The other workers send zeros, so the sum over all workers has the chief's values.
             data = np.concatenate(own) * np.uint8(self._job.is_chief)
             data = self._exchanged(data, _CHUNK, _summed_over_workers)
             chiefs = np.split(data, ends[:-1])
@@ -160,7 +167,8 @@ class WorkerPlacement(Placement):
     ) -> np.ndarray[Any, Any]:
         """Exchanges an array's bytes with the other workers, at most `most` bytes at a time.
 
-        `program` takes the sharding of its result and returns a function of one row per worker.
+        `program(sharding)` returns the function that exchanges the bytes. That function takes an
+        array with one row per worker, and its result has the given sharding.
         """
         data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         exchange = program(NamedSharding(self._of_workers.mesh, PartitionSpec()))
@@ -170,13 +178,16 @@ class WorkerPlacement(Placement):
             own = jax.device_put(chunk[np.newaxis], self._own_first)
             shape = self._job.num_workers, chunk.size
             rows = jax.make_array_from_single_device_arrays(shape, self._of_workers, [own])
-            # JAX waits here, because a Ctrl-C would be lost while NumPy waits.
+            # `np.asarray` would wait for the result, too, but it would lose a Ctrl-C.
             result = jax.block_until_ready(exchange(rows))
             results.append(np.asarray(result.addressable_data(0)))
         return np.concatenate(results, axis=-1)
 
     def chosen(self, numbers: Any) -> Any:
-        """Returns the numbers of this worker's rows; all numbers if the batch divides unevenly."""
+        """Returns, from the numbers of a batch's rows, those that this worker reads.
+
+        Each worker reads all rows if the replicas cannot divide the batch evenly.
+        """
         share, rest = divmod(len(numbers), self.layout.replicas)
         here = self.layout.local_replicas
         return numbers if rest else numbers[here.start * share : here.stop * share]
@@ -197,18 +208,19 @@ class WorkerPlacement(Placement):
     def launch(
         self, program: Any, state: Any, batches: Sequence[Any], seen: dict[Hashable, str]
     ) -> tuple[Any, Any]:
-        """Runs a program; workers compare only their first programs."""
+        """Runs a program. Workers compare the first program of each step before it runs."""
         form: Hashable = _shapes(batches[0])
         if len(batches) > 1:
-            # Noted before any step runs, because a worker with other batches runs single steps.
+            # The number of steps must be compared, too: a worker whose batches have other shapes
+            # runs single steps.
             form = f"{form}, {len(batches)} steps at once"
         if not seen:
             self._note_shapes(form)
             seen[form] = self.compare(program, state, batches)
         else:
             if form not in seen:
-                # The program is not compared at once, because other workers may run another program
-                # now, if their batches have another shape.
+                # This program is not compared before it runs. A worker whose batch has another
+                # shape may run an earlier program now, and so would not take part.
                 seen[form] = results.digest_of(program.lower(state, batches).as_text())
             is_compared = form == next(iter(seen))
             self._note_shapes(form if is_compared else f"{form} program {seen[form][:12]}")
@@ -224,11 +236,11 @@ class WorkerPlacement(Placement):
 
     def compare(self, program: Any, *arguments: object) -> str:
         """Returns a program's digest; raises a DisagreementError if another worker's differs."""
-        # JAX has cached the lowered program, so `lower` does no work here.
+        # JAX caches the lowered program, so the launch does not lower the program again.
         return results.require_equal_programs(self._job, program.lower(*arguments).as_text())
 
     def returned(self, leaf: Any, *, keeps_rows: bool) -> Any:
-        """Constrains the sharding of an output; rows that Keras keeps stay divided."""
+        """Constrains an output to be whole on each device, or sharded if Keras keeps its rows."""
         if not isinstance(leaf, jax.Array):
             return leaf
         if not keeps_rows or not leaf.ndim or len(leaf) < self.layout.replicas:
@@ -264,7 +276,7 @@ def _sum_of_bits(value: jax.Array) -> jax.Array:
     kind = jnp.uint8 if value.dtype.itemsize == 1 else jnp.uint16
     whole = value.astype(jnp.uint8) if value.dtype == bool else value
     bits = jax.lax.bitcast_convert_type(whole, kind).astype(jnp.uint32)
-    # Each position has a random factor, so that the sum also changes if elements change places.
+    # Each position has a random factor, so that the sum also changes if two elements are swapped.
     factors = (jnp.arange(bits.size, dtype=jnp.uint32) + 1) * jnp.uint32(0x9E3779B1)
     factors = (factors ^ (factors >> 15)) * jnp.uint32(0x85EBCA77) | 1
     return jnp.sum(bits * factors.reshape(bits.shape), dtype=jnp.uint32)
