@@ -21,7 +21,7 @@ from kerasdist.errors import UnsupportedError
 
 
 def most_rows(trainer: TrainerLike) -> int | None:
-    """Returns the most rows of a replica that one pass may have; None if a call is one pass."""
+    """Returns the most rows of a replica that one pass may have; None if a pass has all rows."""
     if current.trial is not None and not current.trial.makes_passes:
         return None
     most = config.most_examples_at_once()
@@ -54,8 +54,8 @@ def require_nothing_kept(
 ) -> None:
     """Refuses a call that changes a seed, statistics or another state, or that adds a loss.
 
-    `changed` has an entry for each variable that is not trainable, then one for each of `metrics`:
-    whether the call has changed it.
+    `changed` says whether the call has changed each non-trainable variable, and then each variable
+    of `metrics`.
     """
     state = [*model.non_trainable_variables, *metrics]
     for variable, is_changed in zip(state, changed, strict=True):
