@@ -167,7 +167,7 @@ class _Steps:
         return [] if largest is None else [largest]
 
     def keep_state(self) -> bool:
-        """Returns whether the step on one device, repeated without random draws, changes its result.
+        """Returns whether the step on one device gives another result each time, without draws.
 
         If the result differs, the step keeps state in Python. The replicas of a process share this
         state, which explains why they differ from one device. In a job this method is not called,

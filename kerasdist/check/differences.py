@@ -96,7 +96,7 @@ class Precision:
 
     @classmethod
     def of(cls, dtypes: Iterable[str], travelling: str | None = None) -> Precision:
-        """Returns the precision of the coarsest type; `travelling` is the type of sent gradients."""
+        """Returns the precision of the coarsest type; gradients are sent in type `travelling`."""
         known = [dtype for dtype in dtypes if dtype in _TOLERANCES] or ["float32"]
         tolerance = max(_TOLERANCES[dtype] for dtype in known)
         of_gradients = tolerance if travelling is None else _TOLERANCES[travelling]
