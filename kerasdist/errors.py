@@ -28,7 +28,7 @@ class VersionError(UnsupportedError):
 
 
 class InputError(KerasdistError, ValueError):
-    """A batch cannot be divided over the replicas."""
+    """A batch or a dataset cannot be divided among the replicas."""
 
 
 class ReplicaError(KerasdistError, RuntimeError):
@@ -52,11 +52,11 @@ class NotOneDeviceError(KerasdistError, ValueError):
 
 
 class ClusterError(KerasdistError, ValueError):
-    """The environment does not describe the cluster clearly, or contradicts itself."""
+    """The environment does not describe one cluster, or its variables contradict each other."""
 
 
 class JobError(KerasdistError, RuntimeError):
-    """The workers of a job do not find each other, or this process is not one of them."""
+    """The workers of a job do not find each other, or this process is not one of the workers."""
 
 
 class WorkerLostError(JobError):

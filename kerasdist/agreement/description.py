@@ -430,7 +430,7 @@ _DATA = ("x", "y", "sample_weight", "validation_data")
 
 # Arguments of calls and callbacks that do not affect training.
 _ARGUMENTS_LEFT_OUT = frozenset({"self", "verbose"})
-# Arguments of calls that are left out too, or are described in another way.
+# Further arguments of calls that are left out, or are described in another way.
 _OTHERS = _ARGUMENTS_LEFT_OUT | {"callbacks", "kwargs", "return_dict", *_DATA}
 
 
@@ -456,7 +456,7 @@ def facts_of_call(
 
 
 def of_data(data: Any, job: Job | None) -> Any:
-    """Returns the facts about data that must be equal on all workers, and after a restart."""
+    """Returns the facts about data that must be equal on all workers, and in a restarted job."""
     if isinstance(data, dict):
         return {str(name): of_data(one, job) for name, one in data.items()}
     if isinstance(data, list | tuple):

@@ -36,8 +36,8 @@ def save_checkpoint(model: keras.Model, path: str | os.PathLike[str]) -> None:
     All workers must call this function. On JAX the checkpoint has the format of Orbax (the package
     ``orbax-checkpoint``), on PyTorch the format of ``torch.distributed.checkpoint``. Each worker
     writes the shards that it holds. The checkpoint has the tree of ``model.get_state_tree()``, so
-    programs without kerasdist can read it. The checkpoint does not contain the position in the
-    data, the epoch or the state of callbacks: to restart a run, use
+    programs without kerasdist can read the checkpoint. The checkpoint does not contain the position
+    in the data, the epoch or the state of callbacks: to restart a run, use
     `kerasdist.callbacks.BackupAndRestore`.
 
     Example::
@@ -72,7 +72,7 @@ def save_checkpoint(model: keras.Model, path: str | os.PathLike[str]) -> None:
     before, new = unfinished / "replaced", unfinished / path.name
 
     def begin() -> str:
-        if before.exists() and not path.exists():  # a process was killed between its two renames
+        if before.exists() and not path.exists():  # a process was killed in `finish`
             before.rename(path)
         if path.exists() and form.folder_in(path) is None:
             return f"Expected a new folder, or a checkpoint to replace. Received: path='{path}'."

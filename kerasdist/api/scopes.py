@@ -1,4 +1,4 @@
-"""Functions that return the strategy in force and the running replica; `kerasdist.print`."""
+"""Functions that return the strategy and the replica of the calling code; `kerasdist.print`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def get_strategy() -> Strategy:
-    """Returns the strategy in force.
+    """Returns the strategy that applies to the calling code.
 
     Example::
 
@@ -34,7 +34,7 @@ def get_strategy() -> Strategy:
 
 
 def has_strategy() -> bool:
-    """Returns whether a strategy other than the default one is in force.
+    """Returns whether another strategy than the default strategy applies to the calling code.
 
     Example::
 
@@ -117,7 +117,7 @@ def in_cross_replica_context() -> bool:
 
 
 def print(*values: Any, **options: Any) -> None:
-    r"""Prints on the chief only, so that a job prints a line once.
+    r"""Prints on the chief only, so that a job prints each line once.
 
     In a single process this function is Python's ``print``. Every worker computes the arguments. So
     an argument may be a call that all workers must make, such as ``model.evaluate(...)``. In a

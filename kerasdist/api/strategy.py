@@ -163,8 +163,8 @@ class Strategy(EarlierNames):
 
         Inside of the function, `kerasdist.get_replica_context` returns the replica's context.
         ``optimizer.apply`` sums gradients over the replicas. A Keras loss object with a mean
-        reduction divides the mean by the number of replicas, so that the sum over the replicas is
-        the mean over the global batch.
+        reduction divides its mean by the number of replicas, so that the sum of the replicas'
+        losses is the mean over the global batch.
 
         Args:
             fn: The function. JAX traces and compiles it, once for each function object and each set
@@ -209,7 +209,7 @@ class Strategy(EarlierNames):
                 component of every replica.
             axis: None: the components have equal shapes and are reduced elementwise. An int, or
                 several ints: the components are also reduced along these axes, and may differ in
-                size along them. A mean is then the mean over all elements.
+                size along these axes. A mean is then the mean over all elements.
 
         Returns:
             A tensor; for a nested structure, a tensor at each leaf.
@@ -309,7 +309,8 @@ class Strategy(EarlierNames):
         """Returns a distributed dataset of replicas' batches, from datasets that a function makes.
 
         Args:
-            dataset_fn: Takes an `InputContext` and returns a dataset of one replica's batches.
+            dataset_fn: Takes an `InputContext` and returns a dataset, whose batches each go to one
+                replica.
             options: How to distribute the dataset: `InputOptions` or
                 ``tf.distribute.InputOptions``.
 
@@ -441,7 +442,7 @@ class DefaultStrategy(Strategy):
 
 @cache
 def _log_untested_versions() -> None:
-    """Logs once which installed versions are not among the tested ones."""
+    """Logs once which installed packages have versions that were not tested."""
     versions = untested(backend_choice().name)
     if versions:
         _logger.info("Not among the releases of docs/versions.md: %s", ", ".join(versions))

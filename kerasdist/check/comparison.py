@@ -1,7 +1,7 @@
 """Compares a training step under the strategy with the same step on one device.
 
-Each step runs on copies of the state (`kerasdist.backends.base.trial`), so that nothing must be
-restored, and other threads do not notice the steps.
+Each step runs on copies of the state (`kerasdist.backends.base.trial`), so the variables need not
+be restored, and other threads do not notice the steps.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from kerasdist.training.metrics import metrics_of
 _ROUNDINGS = 4
 _REPEATS = 3
 _LARGEST_SCALE = 256.0
-# The seed, equal on all workers, for random draws in a trial that were given no seed of their own.
+# The seed, equal on all workers, of random draws that have no seed of their own.
 _SEED = 926_535_897
 
 
@@ -167,11 +167,12 @@ class _Steps:
         return [] if largest is None else [largest]
 
     def keep_state(self) -> bool:
-        """Returns whether the step on one device gives another result each time, without draws.
+        """Returns whether the step, repeated on one device, gives another result.
 
-        If the result differs, the step keeps state in Python. The replicas of a process share this
-        state, which explains why they differ from one device. In a job this method is not called,
-        because workers with one replica each share no such state.
+        If the step draws random numbers, the method returns False. Otherwise, another result means
+        that the step keeps state in Python. The replicas of a process share this state, which
+        explains why they differ from one device. In a job this method is not called, because
+        workers with one replica each share no such state.
         """
         if may_draw(self.model):
             return False
@@ -302,7 +303,8 @@ def _compute_dtypes(model: keras.Model) -> list[str]:
     return [str(layer.compute_dtype) for layer in [model, *keras_compat.flat_layers(model)]]
 
 
-# Random functions that drop, scale or reorder their argument; in a trial they return it unchanged.
+# Random functions that drop, scale or reorder values. The compared steps leave these values as they
+# are.
 _LEFT_OUT = ("dropout", "shuffle")
 
 

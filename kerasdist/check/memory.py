@@ -1,8 +1,8 @@
 """Finds how many examples a replica has memory for at once, by trial steps before the first step.
 
-This is for `kerasdist.config.set_most_examples_at_once("auto")`. A trial step needs no other
-worker, so if the step fails, no other worker waits in a collective. The workers exchange the
-results of each trial step before the next trial step.
+`kerasdist.config.set_most_examples_at_once("auto")` asks for these trial steps. A trial step needs
+no other worker, so if the step fails, no other worker waits in a collective. The workers exchange
+the results of each trial step before the next trial step.
 """
 
 from __future__ import annotations

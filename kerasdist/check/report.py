@@ -189,9 +189,9 @@ def compare_with_one_device(
 def places(model: keras.Model, comparison: Comparison) -> str:
     """Returns the user code that may make the step differ, with file and line.
 
-    If only metrics differ, this is the code of the metrics. If the model's outputs are equal, this
-    is the code of the losses and the step. If the gradients are equal too, this is the optimizer's
-    code.
+    If only metrics differ, the result names the code of the metrics. If the model's outputs are
+    equal, it names the code of the losses and the step. If only changes of weights differ, it names
+    the optimizer.
     """
     differ = {one.name for one in comparison.beyond_rounding}
     changes = {f"change of {one.name}" for one in comparison.found.weights}

@@ -11,9 +11,9 @@ One all-gather is enough to compute the mean and variance of the global batch. E
 the number, the mean and the squared deviations of its values, and all replicas combine these in the
 same way (Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing sample
 variances", 1979). Unlike a sum of squares, this method is exact even if the mean is much larger
-than the deviation. A replica without rows has no effect. What is gathered grows with the number of
-replicas, so more than `MOST_GATHERED` replicas use two all-reduces instead: one for the mean, and
-one for the squared deviations from the mean.
+than the deviation. A replica without rows has no effect. The size of the gathered values grows with
+the number of replicas, so more than `MOST_GATHERED` replicas use two all-reduces instead: one for
+the mean, and one for the squared deviations from the mean.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ MOST_GATHERED = 64
 
 
 def layer_created(original: Original, layer: Any, *args: Any, **kwargs: Any) -> None:
-    """Allows ``synchronized=True`` in a scope, even if Keras refuses it on this backend."""
+    """Allows ``synchronized=True`` in a scope, even if Keras refuses this argument here."""
     if keras_compat.KNOWS_SYNCHRONIZED or scoped_strategy() is None:
         original(layer, *args, **kwargs)
         return

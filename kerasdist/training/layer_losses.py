@@ -1,8 +1,8 @@
 """The losses that layers add: by ``add_loss``, and as penalties on their outputs.
 
 All replicas share the layer objects, so losses of ``add_loss`` are kept separately for each
-replica. Inside a ``keras.StatelessScope`` of Keras or of the user (``stateless_call``, Keras's own
-step on JAX), Keras keeps these losses in that scope.
+replica. Inside a ``keras.StatelessScope`` that Keras or the user has opened (``stateless_call``,
+Keras's own step on JAX), Keras keeps these losses in this scope.
 
 The activity regularizers L1 and L2 need no change, because Keras divides their penalties by the
 number of rows, so the penalties are means over the examples. Any other activity regularizer is
@@ -92,7 +92,7 @@ def hand_over(replicas: Sequence[ReplicaLike]) -> None:
 
 
 def _of_replica() -> dict[int, tuple[Any, list[Any]]] | None:
-    """Returns the losses of the current replica, None if Keras keeps the losses itself."""
+    """Returns the losses that kerasdist keeps for the current replica; None if Keras keeps them."""
     replica, scope = current.replica, keras_compat.get_stateless_scope()
     if replica is None:  # the compared step on one device keeps its losses in its scope
         return None if scope is None or scope is not current.trial else scope.layer_losses

@@ -90,7 +90,7 @@ def require_losses(model: Any) -> None:
 
 
 def gather_rows(replica: ReplicaLike, structure: object) -> Any:
-    """Returns a structure with the rows and masks of all replicas, all of which must call this."""
+    """Gathers the rows and masks of a structure's tensors. All replicas must call this function."""
 
     def gather(leaf: object) -> Any:
         if leaf is None or isinstance(leaf, str | bool | int | float):
@@ -131,12 +131,13 @@ def reduce_loss(  # noqa: PLR0917  Keras's parameters
     if reduction in (None, "none") or is_reduced:
         return original(values, sample_weight, mask, reduction, dtype)
     # A replica's sample weights may all be zero; before Keras 3.15, 0 / 0 has a NaN gradient on
-    # PyTorch. So Keras only sums, and the sum is divided once, by the weights of all replicas.
+    # PyTorch. So Keras only sums the losses here. Below, the sum is divided once, by the sum of the
+    # weights of all replicas.
     divides_sum = reduction == _WEIGHTED_MEAN and not (sample_weight is None and mask is None)
     own_reduction = "sum" if divides_sum else reduction
     loss = original(values, sample_weight, mask, own_reduction, dtype)
     if len(loss.shape) > 0:
-        loss = ops.sum(loss)  # Keras does not reduce the losses of zero examples, of shape (0,)
+        loss = ops.sum(loss)  # for zero examples, Keras returns the losses, of shape (0,)
     weight = replica.local_batch.weight
     if reduction == "sum":
         return per_weight(loss, weight)

@@ -57,7 +57,7 @@ def save(
     if trainer is None or not isinstance(filepath, str | os.PathLike):
         return original(model, filepath, *args, **kwargs)
     path = os.fspath(filepath)
-    # # Only kerasdist's own callbacks save to such a temporary name, and only on the chief.
+    # Only kerasdist's own callbacks save to such a temporary name, and only on the chief.
     if whole_files.is_unfinished(path):
         return original(model, filepath, *args, **kwargs)
     if not whole_files.is_remote(path):

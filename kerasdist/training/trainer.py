@@ -2,9 +2,9 @@
 
 Keras's loops call methods of the model. If the model's class does not override such a method, the
 hooks of `training.hooks` call the model's trainer instead. A trainer decides how a step gets its
-data and how it is compiled, never what the step computes. A `train_step` that the user defines
-still takes precedence, and so does everything else that a user's class defines or that is set on
-the model.
+data and how the step is compiled, but never what the step computes. A `train_step` that the user
+defines still takes precedence, and so does everything else that a user's class defines or that is
+set on the model.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ class ReplicatedTrainer:
 
     @contextmanager
     def building(self) -> Generator[None]:
-        """Opens the scope, so that the variables that building makes belong to the strategy."""
+        """Opens the scope, so that variables of layers built now belong to the strategy."""
         # A replica's step may build another model. In such a step the scope need not be opened.
         with (
             self.strategy.scope() if current.replica is None else nullcontext(),
@@ -195,7 +195,7 @@ class ReplicatedTrainer:
         return keras_compat.is_builtin(defined_by_user(self.model, step))
 
     def note_overrides(self) -> bool:
-        """Sets and returns `runs_builtin_steps`, when a step is made."""
+        """Sets and returns `runs_builtin_steps`."""
         self.runs_builtin_steps = all(map(self.has_builtin, _REPORTING))
         return self.runs_builtin_steps
 

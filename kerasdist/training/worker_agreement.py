@@ -19,7 +19,7 @@ from kerasdist.config import draws, most_examples_at_once
 from kerasdist.core.context import replaced
 from kerasdist.job.job import Job
 
-# The advice for workers that have different data.
+# The advice in the error for workers that make different calls.
 _ADVICE = (
     "All of them must run the same script in the same environment, with the same data and the same "
     "seed. If each worker has data of its own, pass a dataset with "
