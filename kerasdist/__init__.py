@@ -1,7 +1,7 @@
-"""Distributed training for Keras 3 on TensorFlow, JAX and PyTorch, with the numbers of one device.
+"""Distributed training for Keras 3 on TensorFlow, JAX and PyTorch, with the results of one device.
 
-Importing this package imports no framework; `kerasdist.public` is imported when one of its names is
-first used.
+Importing this package imports no framework. The first use of a public name imports
+`kerasdist.public`, and with it Keras and the framework.
 """
 
 from __future__ import annotations
@@ -77,13 +77,14 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name in ("callbacks", "cluster", "config", "errors", "experimental"):
         return importlib.import_module(f"kerasdist.{name}")
-    if name == "launch":  # the only public function of the command line, which needs no framework
+    if name == "launch":  # needs no framework, so `kerasdist.public` is not imported
         return importlib.import_module("kerasdist.cli.launch.function").launch
     name = look_up(name, RENAMED, "kerasdist") or name
     if name not in __all__:
         raise AttributeError(_hint(name))
     choice = importlib.import_module("kerasdist.core.backend_choice")
-    # before Keras is imported, because an old Keras lacks what kerasdist imports
+    # Versions are checked before the import, because an old Keras lacks names that kerasdist
+    # imports.
     choice.require_supported()
     try:
         public = importlib.import_module("kerasdist.public")

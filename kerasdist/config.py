@@ -21,9 +21,9 @@ def set_logical_cpu_devices(count: int) -> None:
 
     The devices share the machine's cores. On JAX and TensorFlow this function must be called before
     the framework starts, that is before the first model, tensor or random seed; on PyTorch it can
-    be called at any time. The environment variable ``KERASDIST_CPU_DEVICES`` does the same when the
-    first strategy is made, and also makes strategies without named devices compute on CPUs even if
-    there are GPUs.
+    be called at any time. The environment variable ``KERASDIST_CPU_DEVICES`` prepares this number
+    of devices when the first strategy is made. With this variable, a strategy that is given no
+    device names uses CPUs even if the machine has GPUs.
 
     Args:
         count: The number of devices, at least 1.
@@ -62,17 +62,18 @@ def set_draws(draws: Draws) -> None:
     """Sets whether dropout and noise in `fit` depend on the number of replicas.
 
     On JAX dropout and noise do not depend on the number of replicas. On TensorFlow and PyTorch each
-    replica draws its own numbers by default (``"replica"``), as with `tf.distribute`. Such a run is
-    reproducible, but dropout drops other units than on one device, or than with another number of
-    replicas. With ``"global"`` each replica draws for the whole global batch and keeps the draws of
-    its own rows, so that the run has the numbers of one device. The cost is the time of these
-    larger draws.
+    replica draws its own numbers by default (``"replica"``), as with `tf.distribute`. Training is
+    then reproducible, but dropout drops other units than on one device or on another number of
+    replicas. With ``"global"`` each replica draws random numbers for all rows of the global batch,
+    and uses only the numbers of its own rows. The results are then those of one device, but each
+    replica needs more time to draw.
 
     The setting applies to `keras.random.normal`, `uniform`, `truncated_normal`, `randint`,
     `categorical` and `dropout`, and to the layers that use them, in `fit`, `evaluate` and
-    `predict`. Other draws, and draws in `Strategy.run`, always differ between replicas. If several
-    batches are stacked along axis 0, as a GAN does with real and generated examples, the draws for
-    their rows differ from those on one device; call the layer once for each batch instead.
+    `predict`. Other random functions, and all random functions in `Strategy.run`, always draw
+    different numbers on each replica. If a layer gets several batches concatenated along axis 0, as
+    in a GAN that concatenates real and generated examples, the numbers differ from those on one
+    device. Call the layer once for each batch instead.
 
     All workers must call this function with the same value before the first step.
 
@@ -100,25 +101,32 @@ def draws() -> Draws:
 def set_most_examples_at_once(count: int | Literal["auto"] | None) -> None:
     """Sets how many examples a replica computes at once in training.
 
-    If a replica has more examples, the model is called in several passes. The loss, the metrics and
-    the single update of the weights use all examples, so the numbers do not change. Passes save
-    memory for activations, for example when a job starts with fewer workers, so that each worker
-    has more rows of the global batch. Set the number that fits on one device; each start of the job
-    then makes as many passes as its replicas need. A pass keeps only its inputs and outputs, and is
-    computed once more in the backward pass, so a step takes a third more time.
+    If a replica has more examples, a step calls the model several times, each time for some of the
+    rows. Such a call is a pass. The loss, the metrics and the single update of the weights use all
+    examples, so the results do not change. Passes save memory for activations. This helps, for
+    example, if a job starts with fewer workers, because each worker then has more rows of the
+    global batch. Set the number of examples that fits on one device; a step then makes as many
+    passes as its replicas need. A pass stores only its inputs and outputs, and its activations are
+    computed again for the gradients, so a step takes a third more time.
 
-    On PyTorch dropout without a seed draws in each pass, so its draws depend on the number of
-    passes, as they do on the number of replicas. The following raise an error, most of them because
-    a pass does not know the other rows: training `BatchNormalization`, losses that layers add, and
-    seeded draws or other state that a call changes; on JAX and TensorFlow all draws; on PyTorch and
-    TensorFlow ``jit_compile=True``; on PyTorch ``sharding="full"``, and `set_draws("global")` with
-    layers that draw. A user-defined layer that mixes the rows of a batch mixes only the rows of a
-    pass.
+    On PyTorch, dropout without a seed draws new random numbers in each pass. These numbers depend
+    on the number of passes, just as they depend on the number of replicas. A user-defined layer
+    that mixes the rows of a batch mixes only the rows of a pass.
 
-    With ``"auto"`` the number is found by trial steps, before the first step of a call of `fit`: as
-    long as a trial step runs out of memory on a device of any worker, the number is halved. The
-    model keeps the number. A backup stores it, too, for a restart with the same number of replicas.
-    If kerasdist can tell beforehand that the model cannot be computed in passes, it takes no trial
+    The following raise an error, most of them because they need rows outside of the pass:
+
+    - on all backends, training with `BatchNormalization`, losses that layers add, and random draws
+      with a seed or other state that a call of the model changes;
+    - on JAX and TensorFlow, all random draws;
+    - on PyTorch and TensorFlow, ``jit_compile=True``;
+    - on PyTorch, ``sharding="full"``, and `set_draws("global")` with layers that draw random
+      numbers.
+
+    With ``"auto"`` kerasdist finds the number by trial steps, before the first step of `fit`. The
+    first trial step computes all examples of a replica at once. As long as a trial step runs out of
+    memory on any worker, kerasdist halves the number. Later calls of `fit` use the number that was
+    found. A backup stores the number, too, for a restart with the same number of replicas. If
+    kerasdist can tell beforehand that the model cannot be computed in passes, it takes no trial
     step, and the model trains as with None. In custom loops no trial steps are taken.
 
     All workers must call this function with the same value, before the first step.

@@ -16,11 +16,11 @@ class DeviceError(KerasdistError, ValueError):
 
 
 class ScopeError(KerasdistError, RuntimeError):
-    """A strategy's scope was entered, left or used in a way that has no meaning."""
+    """A strategy's scope was entered, left or used where this is not allowed."""
 
 
 class UnsupportedError(KerasdistError, NotImplementedError):
-    """The backend in use cannot have this feature; the message says what to use instead."""
+    """This backend does not have the requested feature; the message says what to use instead."""
 
 
 class VersionError(UnsupportedError):
@@ -28,11 +28,11 @@ class VersionError(UnsupportedError):
 
 
 class InputError(KerasdistError, ValueError):
-    """A batch cannot be divided over the replicas."""
+    """A batch or a dataset cannot be divided among the replicas."""
 
 
 class ReplicaError(KerasdistError, RuntimeError):
-    """The replicas of one step disagree on a collective, its shapes, or their number."""
+    """The replicas of a step make different collective calls, or pass different shapes to them."""
 
 
 class ShapeError(ReplicaError, ValueError):
@@ -40,7 +40,7 @@ class ShapeError(ReplicaError, ValueError):
 
 
 class StateLostError(KerasdistError, RuntimeError):
-    """A step that failed on the devices had already consumed the model's state, which is lost."""
+    """A step failed after it had overwritten the model's state, so the state is lost."""
 
 
 class BackendError(KerasdistError, ImportError):
@@ -52,11 +52,11 @@ class NotOneDeviceError(KerasdistError, ValueError):
 
 
 class ClusterError(KerasdistError, ValueError):
-    """The environment does not describe the cluster clearly, or contradicts itself."""
+    """The environment does not describe one cluster, or its variables contradict each other."""
 
 
 class JobError(KerasdistError, RuntimeError):
-    """The workers of a job do not find each other, or this process is not one of them."""
+    """The workers of a job do not find each other, or this process is not one of the workers."""
 
 
 class WorkerLostError(JobError):
@@ -68,4 +68,4 @@ class DisagreementError(JobError):
 
 
 class BackupError(KerasdistError, OSError):
-    """A backup cannot be used: it is damaged, of another script, or another run uses it."""
+    """A backup is damaged, was written by another script, or is in use by another run."""

@@ -40,8 +40,8 @@ class Beginning(NamedTuple):
 
     Attributes:
         name: The name of the array, such as ``y``.
-        has_order: Whether the array's first rows differ, so that another order changes the
-            checksum.
+        has_order: Whether the array's first rows differ from each other, so that another order of
+            the rows changes the checksum.
         shown: The array's first elements, and a checksum of its first rows.
     """
 
@@ -63,7 +63,7 @@ class FirstBatches:
     def __init__(
         self, job: Job | None, *, wanted: bool, count_begun: Callable[[], int] | None = None
     ) -> None:
-        """Starts without a batch; `count_begun` is the argument of `BatchHistory`."""
+        """Starts without a batch; `count_begun` is passed to `BatchHistory`."""
         self.history = BatchHistory(count_begun)
         self.drawn_by_threads = False
         self._job = job
@@ -105,7 +105,7 @@ class FirstBatches:
                 self._checksums.setdefault(name, array("Q")).append(one)
 
     def require_equal_since(self, when: str) -> None:
-        """Raises DisagreementError if workers trained on different batches since the last call.
+        """Raises DisagreementError if workers trained on other batches since this was last called.
 
         All workers must call this method.
         """
@@ -173,7 +173,7 @@ class FirstBatches:
         self._drawn.clear()
 
     def compare(self) -> None:
-        """Compares the workers' first batches of the last iteration, unless already done.
+        """Compares the first batch of the last iteration between workers, unless already done.
 
         All workers must call this method before a step.
         """
@@ -228,7 +228,7 @@ def _checksum(leaf: Any, number: int) -> int:
 
 
 def names_of(batch: object) -> list[str]:
-    """Returns a name for each leaf of a batch, by Keras's arguments, such as ``x``."""
+    """Returns a name for each leaf of a batch, after the arguments of `fit`, such as ``x``."""
     is_tuple = isinstance(batch, list | tuple)
     members = zip(_MEMBERS, batch, strict=False) if is_tuple else [("x", batch)]
     names: list[str] = []

@@ -1,4 +1,4 @@
-"""Descriptions of models, calls and any values in them, as JSON, which the workers compare.
+"""Describes models, calls and values in them as JSON, so that workers can compare them.
 
 A description is equal on workers that run the same script in the same way. A description leaves out
 addresses, the order of sets and dictionaries, and names that Keras numbers, because these do not
@@ -98,7 +98,8 @@ def configuration(instance: Any, known: Collection[str] = ()) -> dict[str, Any]:
 def _kept(instance: object) -> dict[str, Any]:
     kept, found = vars(instance), dict[str, Any]()
     is_own = keras_compat.is_of_user(type(instance))
-    # Keras takes some arguments, such as `rms_scaling`, that its signatures do not name.
+    # Keras takes some arguments, such as `rms_scaling`, that its signatures do not name. So
+    # attributes with plain values are described, too.
     others = () if is_own else (name for name in kept if name[0] != "_" and _is_setting(name, kept))
     for name in dict.fromkeys((*_parameters(type(instance)), *others)):
         value = kept.get(name, kept.get(f"_{name}", _MISSING))
@@ -113,13 +114,14 @@ def _kept(instance: object) -> dict[str, Any]:
     if isinstance(instance, keras.Layer):
         found["dtype"] = instance.dtype_policy
         found["activity_regularizer"] = instance.activity_regularizer
-    options = kept.get(FUNCTION_ARGUMENTS.attribute)  # of the function that a class of Keras wraps
+    options = kept.get(FUNCTION_ARGUMENTS.attribute)  # arguments of the wrapped function
     return {**found, "options": options} if isinstance(options, dict) and options else found
 
 
 _MISSING = object()
 
-# The end of the names of arguments for initial values, which the chief determines anyway.
+# Arguments whose names end in this word set initial values. They are not compared, because all
+# workers start with the chief's values.
 _START = "initializer"
 
 
@@ -134,7 +136,7 @@ def _is_plain_or_of_keras(value: object) -> bool:
 
 
 def _parameters(kind: type) -> Iterator[str]:
-    """Yields the names of the arguments of a class and of its parents."""
+    """Yields the names of the arguments that a class and its parents take."""
     for parent in kind.__mro__:
         made = vars(parent).get("__init__")
         if isinstance(made, FunctionType):
@@ -296,7 +298,7 @@ def of_class(kind: type) -> dict[str, str]:
 
 def _is_compared(name: str, value: object) -> bool:
     if name.lower() in OWN or (isinstance(value, str) and ("/" in value or "\\" in value)):
-        return False  # the path may differ between workers
+        return False  # a path may differ between workers
     return isinstance(value, bool | int | float | str | None)
 
 
@@ -311,7 +313,7 @@ def _functions_of(kind: type) -> Iterator[tuple[str, FunctionType]]:
 
 
 def _used(function: FunctionType) -> Iterator[tuple[str, Any]]:
-    """Yields a function's defaults, closure and globals, each with its name."""
+    """Yields the values of a function's defaults, closure and globals, each with its name."""
     code = function.__code__
     defaults = function.__defaults__ or ()
     parameters = code.co_varnames[: code.co_argcount][-len(defaults) :] if defaults else ()
@@ -428,7 +430,7 @@ _DATA = ("x", "y", "sample_weight", "validation_data")
 
 # Arguments of calls and callbacks that do not affect training.
 _ARGUMENTS_LEFT_OUT = frozenset({"self", "verbose"})
-# Arguments of calls that are left out too, or are described in another way.
+# Further arguments of calls that are left out, or are described in another way.
 _OTHERS = _ARGUMENTS_LEFT_OUT | {"callbacks", "kwargs", "return_dict", *_DATA}
 
 
@@ -454,7 +456,7 @@ def facts_of_call(
 
 
 def of_data(data: Any, job: Job | None) -> Any:
-    """Returns the facts about data that must be equal on all workers, and after a restart."""
+    """Returns the facts about data that must be equal on all workers, and in a restarted job."""
     if isinstance(data, dict):
         return {str(name): of_data(one, job) for name, one in data.items()}
     if isinstance(data, list | tuple):
@@ -464,7 +466,7 @@ def of_data(data: Any, job: Job | None) -> Any:
     if isinstance(data, DistributedDataset):
         ours = equivalent(data)
         if job is None and isinstance(ours, DividedDataset):
-            return of_data(ours.source, job)  # a lone replica has the source itself instead
+            return of_data(ours.source, job)  # one replica reads the source itself
         return type(ours).__name__
     if job is not None and shards_itself(data):
         return "a part of a tf.data.Dataset"

@@ -1,4 +1,4 @@
-"""Checks whether workers have computed the same: the first step, the programs, the variables.
+"""Checks whether workers have equal results of the first step, equal programs and variables.
 
 Code may depend on anything: globals, files, the environment. So workers compare the results of a
 step, not the code of the step. Each worker sends only a few numbers for an array: all workers
@@ -33,9 +33,10 @@ from kerasdist.keras_compat import ops
 # same random signs, and also by one sign of its own.
 _SUMS, _LINE, _CHUNK = 16, 1 << 10, 1 << 16
 
-# The norm of a difference that rounding explains, relative to the array's norm.
-# This number allows some roundings of each element in each step of an epoch. For types of 32 and 64
-# bits the number is less than a thousandth. In 16 bits even a single rounding is a thousandth.
+# The norm of a difference that rounding explains, relative to the size of the array (defined
+# below). This number allows some roundings of each element in each step of an epoch. For types of
+# 32 and 64 bits the number is less than a thousandth. In 16 bits even a single rounding is a
+# thousandth.
 _ROUNDING = {"float64": 1e-8, "float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
 
 # The size of an array is the norm of its deviations from the mean.
@@ -44,12 +45,13 @@ _ROUNDING = {"float64": 1e-8, "float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2
 _PART_OF_NORM, _LEAST = 0.1, 1e-6
 
 # The size of an array with fewer than `_FEW` elements is its norm, and at least the norm of an
-# array in which each element is `_LEAST_OF_FEW`: larger numbers may have cancelled, as in a bias.
+# array in which each element is `_LEAST_OF_FEW`: a small value, as in a bias, may be the sum of
+# larger terms, which have larger rounding errors.
 _FEW, _LEAST_OF_FEW = 100, 0.1
 
 
 def measures_of(array: object) -> list[float]:
-    """Returns an array's norm, its size, the numbers of elements that are not finite, and sums."""
+    """Returns an array's norm and size, its counts of NaN, inf and -inf, and its signed sums."""
     flat = np.asarray(array).reshape(-1)
     squares = total = 0.0
     not_finite, sums = np.zeros(3), np.zeros(_SUMS)
@@ -107,9 +109,10 @@ def checksum_in_type(array: np.ndarray[Any, Any], dtype: str) -> int:
     return total
 
 
-# Workers may have different devices, whose matrix products agree to three digits only. If all are
-# CPUs, losses must agree up to the rounding of their type, because they are means over the batch.
-# Gradients that cancel have larger errors, and a metric jumps when an example changes its class.
+# The tolerance for workers that have different devices, whose matrix products agree to three digits
+# only. If all workers compute on CPUs, losses must agree up to the rounding of their type, because
+# they are means over the batch. Gradients and metrics keep the larger tolerance: gradients have
+# larger errors if their terms cancel, and a metric jumps if an example changes its class.
 _DEVICES = 0.01
 
 # Gradients that are smaller than this fraction of the largest one may be only rounding errors.
@@ -131,7 +134,7 @@ def require_equal_results(
         job: The job of the workers.
         logs: The losses and metrics of the step.
         gradients: The gradients of the step, by the paths of their variables.
-        dtypes: The types in which CPUs computed; None if other devices did.
+        dtypes: The types in which the model computes, if its devices are CPUs; else None.
     """
     numbers = _numbers_of(logs)
     arrays = {f"gradient of {path}": one for path, one in gradients.items()}
@@ -251,7 +254,7 @@ class InitialBroadcast:
     def waiting(self) -> list[Any]:
         """Returns the variables to which `ensure` will give the chief's values."""
         if self._ready():
-            gc.collect()  # Otherwise workers may differ in which unused variables still exist.
+            gc.collect()  # Otherwise, different unused variables may still exist on each worker.
         return self._ready()
 
     def ensure(self) -> None:
@@ -267,8 +270,8 @@ class InitialBroadcast:
             for number, one in enumerate(ready)
         }
         job.assert_equal("variables made in the scope", facts)
-        # A metric that was built in an eager step has counted this worker's examples. Its values
-        # are kept.
+        # A metric that was built in an eager step has already counted this worker's examples. So
+        # the values of such a metric are not replaced.
         equal = [
             one for one in ready if (one.synchronization, one.aggregation) != ("on_read", "sum")
         ]
@@ -350,7 +353,8 @@ def _variables(model: keras.Model) -> list[Any]:
         # Workers' values of a metric differ, but moving statistics are equal on all workers.
         if (one.synchronization != "on_read" or one.aggregation == "mean")
         and keras_compat.stored_value(one) is not None
-        # Seeds of augmenting layers are left out, since pipelines read ahead differently.
+        # Seeds of augmenting layers are left out, because workers' pipelines read ahead
+        # differently.
         and not one.path.endswith("seed_generator_state")
     ]
 

@@ -1,8 +1,8 @@
 """Saves and loads a model's variables as checkpoints in the formats of the frameworks.
 
 A checkpoint has the same tree as ``keras.Model.get_state_tree``: four groups, and in each group
-nested dictionaries, whose keys are the parts of the variables' paths. In a checkpoint that is read,
-the groups may be missing, or other names may precede the paths.
+nested dictionaries, whose keys are the parts of the variables' paths. `load_checkpoint` also reads
+checkpoints without these groups, or with other names before the paths.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from kerasdist.keras_compat import require_built
 
 _OPTIMIZER = ("optimizer_variables", "optimizer")
 _GROUPS = (*_OPTIMIZER, "trainable_variables", "non_trainable_variables", "model")
-# A layer's variables in the `state_dict` of a Keras model on PyTorch come after this name.
+# In the `state_dict` of a Keras model on PyTorch, this name comes before a variable's path.
 _IN_STATE_DICT = "_torch_params."
 
 
 def save_checkpoint(model: keras.Model, path: str | os.PathLike[str]) -> None:
-    """Writes a model's variables as the framework's own checkpoint.
+    """Writes a model's variables as a checkpoint in the framework's own format.
 
     All workers must call this function. On JAX the checkpoint has the format of Orbax (the package
     ``orbax-checkpoint``), on PyTorch the format of ``torch.distributed.checkpoint``. Each worker
     writes the shards that it holds. The checkpoint has the tree of ``model.get_state_tree()``, so
-    programs without kerasdist can read it. The checkpoint does not contain the position in the
-    data, the epoch or the state of callbacks: to restart a run, use
+    programs without kerasdist can read the checkpoint. The checkpoint does not contain the position
+    in the data, the epoch or the state of callbacks: to restart a run, use
     `kerasdist.callbacks.BackupAndRestore`.
 
     Example::
@@ -72,13 +72,14 @@ def save_checkpoint(model: keras.Model, path: str | os.PathLike[str]) -> None:
     before, new = unfinished / "replaced", unfinished / path.name
 
     def begin() -> str:
-        if before.exists() and not path.exists():  # a process was killed between its two renames
+        if before.exists() and not path.exists():  # a process was killed in `finish`
             before.rename(path)
         if path.exists() and form.folder_in(path) is None:
             return f"Expected a new folder, or a checkpoint to replace. Received: path='{path}'."
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir(parents=True)
-        # A full disk is found here, where all workers raise the error; later, only the chief would.
+        # This write finds a full disk now, when all workers raise the error. Later, only the chief
+        # would raise the error.
         before.write_bytes(bytes(1 << 12))
         before.unlink()
         return ""
@@ -113,13 +114,17 @@ def save_checkpoint(model: keras.Model, path: str | os.PathLike[str]) -> None:
 def load_checkpoint(
     model: keras.Model, path: str | os.PathLike[str], *, weights_only: bool = False
 ) -> None:
-    """Loads a framework's own checkpoint into a model.
+    """Loads a checkpoint in the framework's own format into a model.
 
-    All workers must call this function. The checkpoint may come from `save_checkpoint`, with any
-    number of workers and any sharding; from a program without kerasdist that saved
-    ``model.get_state_tree()``, or a dictionary of variables by their paths; from
-    ``keras.callbacks.OrbaxCheckpoint`` (pass the folder of a step); or, on PyTorch, from a program
-    that saved ``{"model": model.state_dict()}``. Each worker reads the shards that it holds.
+    All workers must call this function. Each worker reads the shards that it holds. The checkpoint
+    may come from:
+
+    - `save_checkpoint`, with any number of workers and any sharding;
+    - a program without kerasdist that saved ``model.get_state_tree()``, or a dictionary of
+      variables by their paths;
+    - ``keras.callbacks.OrbaxCheckpoint`` (pass the folder of a step);
+    - on PyTorch, a program that saved ``{"model": model.state_dict()}``.
+
     Variables are found by their paths, so layers need the same names as in the saved model. All
     shapes are compared before the first variable changes. Other entries of the checkpoint are
     ignored.
@@ -138,8 +143,8 @@ def load_checkpoint(
 
     Raises:
         UnsupportedError: If the backend is TensorFlow, or Orbax is not installed.
-        ValueError: If the model is not built, or the checkpoint does not fit the model. No variable
-            has changed then.
+        ValueError: If the model is not built, or the checkpoint does not fit the model. In this
+            case, no variable has changed.
     """
     form, replicas = _prepare(model)
     job = None if replicas is None else replicas.job
@@ -250,7 +255,7 @@ def _refusal(model: keras.Model, folder: str, wrong: Sequence[str], there: Seque
 
 
 def _on_chief(job: Job | None, work: Callable[[], str]) -> None:
-    """Calls `work` on the chief while others wait; all raise an error if it returns a message."""
+    """Calls `work` on the chief; all workers raise an error if `work` returns a message."""
     refusal = ""
     if job is None or job.is_chief:
         try:
@@ -263,7 +268,7 @@ def _on_chief(job: Job | None, work: Callable[[], str]) -> None:
 
 
 def _refuse(job: Job | None, refusal: str) -> None:
-    """Raises an error on all workers if one of them passes a message; all must call this."""
+    """Raises an error on all workers if one worker passes a message; all workers must call it."""
     refusals = [refusal] if job is None else job.all_gather_object("checkpoint", refusal)
     for rank, one in enumerate(refusals):
         if one:

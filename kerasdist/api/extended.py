@@ -18,7 +18,7 @@ from kerasdist.errors import ScopeError
 
 @final
 class StrategyExtended(EarlierNames):
-    """Members of a strategy that libraries use, but few users; for cross-replica context only.
+    """Members of a strategy for libraries; call the methods in cross-replica context.
 
     Example::
 
@@ -29,7 +29,7 @@ class StrategyExtended(EarlierNames):
         experimental_require_static_shapes: Whether every replica must get values of the same
             shapes. It is always False, because no strategy of kerasdist needs that.
         experimental_should_init: Whether this process initializes variables. It is always True: all
-            processes initialize variables, and then the chief's values replace the other workers'.
+            processes initialize variables, and then all workers get the chief's values.
 
     Source: https://www.tensorflow.org/api_docs/python/tf/distribute/StrategyExtended
     """
@@ -67,7 +67,7 @@ class StrategyExtended(EarlierNames):
         return replica_set is not None and replica_set.job is not None
 
     def non_slot_devices(self, var_list: Any) -> tuple[str, ...]:
-        """Returns the devices of optimizer variables that belong to no weight, such as a counter.
+        """Returns the devices of the optimizer's variables that belong to no single weight.
 
         Args:
             var_list: The optimized variables; this argument has no effect.
@@ -85,13 +85,14 @@ class StrategyExtended(EarlierNames):
 
         Args:
             reduce_op: ``"SUM"`` or ``"MEAN"``.
-            value: A distributed value. A tensor counts as the equal component of every replica.
+            value: A distributed value, or a tensor, which is treated as the component of every
+                replica.
             destinations: A variable, a distributed value, or a device's name. The result goes to
                 every replica's device in any case.
             options: How to communicate.
 
         Returns:
-            A `Mirrored` value, or a tensor.
+            A `Mirrored` value; with a single replica, it may be a tensor.
 
         Raises:
             ScopeError: In replica context.
@@ -105,7 +106,7 @@ class StrategyExtended(EarlierNames):
         value_destination_pairs: Sequence[tuple[Any, Any]],
         options: CommunicationOptions | None = None,
     ) -> list[Any]:
-        """Returns the sums or means of several distributed values, together if that is faster.
+        """Returns the sum or mean of each of several distributed values, on every replica's device.
 
         Args:
             reduce_op: ``"SUM"`` or ``"MEAN"``.
@@ -121,7 +122,7 @@ class StrategyExtended(EarlierNames):
         return runner.reduce_to(ReduceOp.of(reduce_op), values, communication_of(options))
 
     def broadcast_to(self, tensor: Any, destinations: Any) -> Any:
-        """Returns a tensor as a value with an equal component on every replica's device.
+        """Copies a tensor to every replica's device; returns the copies as one distributed value.
 
         Args:
             tensor: The tensor.
@@ -177,7 +178,7 @@ class StrategyExtended(EarlierNames):
         kwargs: Mapping[str, Any] | None = None,
         group: bool = True,
     ) -> Any:
-        """Calls ``fn(*args, **kwargs)``, which assigns to variables and so to all their copies.
+        """Calls ``fn(*args, **kwargs)`` once; assigning to a variable changes all of its copies.
 
         Args:
             colocate_with: The result of `non_slot_devices`; this argument has no effect.
@@ -193,7 +194,7 @@ class StrategyExtended(EarlierNames):
         return result if group else self._for_each_copy(result)
 
     def _for_each_copy(self, result: object) -> list[object]:
-        """Returns a list with the result once for each copy of a variable in this process."""
+        """Returns a list that repeats the result for each copy of a variable in this process."""
         each = self._strategy.options.devices_per_replica
         return [result] * (len(self.parameter_devices) // each)
 
@@ -222,7 +223,7 @@ class StrategyExtended(EarlierNames):
         return self._strategy.runner.created(v)
 
     def colocate_vars_with(self, colocate_with_variable: Any) -> AbstractContextManager[Any]:
-        """Makes new variables on the devices of another variable.
+        """Returns a context in which new variables are made on the devices of another variable.
 
         Args:
             colocate_with_variable: A variable of this strategy, or the result of

@@ -26,10 +26,10 @@ def function(
 def function(
     fn: Callable[..., Any] | None = None, *, jit_compile: bool = False, **given: Any
 ) -> Any:
-    """Compiles a step of a custom loop by the backend's own compiler. Use it as a decorator.
+    """Compiles a step of a custom loop with the backend's own compiler; used as a decorator.
 
-    On TensorFlow the compiler is ``tf.function``. On JAX it is ``jax.jit``: the step is traced to
-    find the Keras variables that it reads and writes, and their new values replace the old ones
+    On TensorFlow the compiler is ``tf.function``. On JAX it is ``jax.jit``. Tracing finds the Keras
+    variables that the step reads and writes; the step replaces the values of these variables
     without a copy. On PyTorch it is ``torch.compile`` if `jit_compile` is True; otherwise the
     function is not compiled.
 

@@ -17,19 +17,19 @@ from kerasdist.core.sharding import size
 
 @final
 class ModelLayout:
-    """How much of each variable of a model a device holds. Printing the object shows a table.
+    """How much of each variable of a model one device holds; `print` shows a table.
 
     Attributes:
-        rows: One row for each variable, including the optimizer's: its path, its shape, how it is
-            sharded, why, and how many of its bytes a device holds. Bytes in the host's memory do
-            not count.
+        rows: A tuple for each variable of the model and of its optimizer: the variable's path, its
+            shape, how it is sharded, why it is sharded in this way, and how many of its bytes one
+            device holds. Bytes in the host's memory do not count.
         total_bytes: How many bytes all variables have.
-        bytes_a_device: How many of these bytes a device holds.
+        bytes_a_device: How many of these bytes one device holds.
         divided: The fraction of the bytes that belongs to sharded variables.
     """
 
     def __init__(self, model: keras.Model) -> None:
-        """Asks the model's strategy; if the model has none, a device holds the whole model."""
+        """Describes a model; without a strategy, one device holds all of each variable."""
         trainer = trainer_of(model)
         optimizer = getattr(model, "optimizer", None)
         variables = [*model.variables, *(optimizer.variables if optimizer is not None else ())]
@@ -51,9 +51,9 @@ class ModelLayout:
         """Returns the rows as a table that a console of the package rich can print.
 
         Args:
-            most: How many rows the table shows. Variables whose paths differ only in numbers, as
-                those of equal layers do, then share a row, and the largest rows are shown. None:
-                each variable has its own row.
+            most: The largest number of rows, or None for one row per variable. With a number,
+                variables whose paths differ only in numbers share a row, as in a stack of equal
+                layers, and the table shows the rows with the most bytes.
         """
         groups: dict[tuple[object, tuple[int, ...], str, str], list[tuple[str, int]]] = {}
         for index, (path, shape, layout, why, here) in enumerate(self.rows):
@@ -85,7 +85,7 @@ class ModelLayout:
 
 
 def describe_layout(model: keras.Model) -> ModelLayout:
-    """Returns how much of each variable a device holds. Workers need not call this together.
+    """Returns how much of each variable one device holds. A single worker may call this function.
 
     Variables that do not exist yet, such as an optimizer's before the first step, are not listed.
 

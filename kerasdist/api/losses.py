@@ -19,8 +19,8 @@ def compute_average_loss(
 
     The sum of these contributions over the replicas is the mean over all examples, and
     ``optimizer.apply`` sums the gradients over the replicas in the same way. The loss of an example
-    is the sum along all other axes; if you want the mean along these axes, compute the mean before
-    the call.
+    is the sum along all axes but the first. If you want the mean along these axes, compute the mean
+    before the call.
 
     Example::
 
@@ -68,7 +68,7 @@ def compute_average_loss(
     total = ops.sum(losses)
     is_float = backend.is_float_dtype(backend.standardize_dtype(dtype))
     if isinstance(global_batch_size, int) and global_batch_size > 0 and is_float:
-        # a single operation, because more operations slow down a short step
+        # A single division is used here, because more operations slow down a short step.
         return total / global_batch_size
     # `divide_no_nan` is not used, because on PyTorch it turns float64 into float32 (Keras 3.15).
     size = ops.cast(global_batch_size, dtype)

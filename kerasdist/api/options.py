@@ -60,11 +60,11 @@ class CommunicationImplementation(enum.Enum):
 class CommunicationOptions:
     """How a collective communicates.
 
-    On TensorFlow, workers sum gradients with the strategy's options; in `fit`, the job's
+    On TensorFlow, the options of the strategy apply when workers sum gradients; in `fit`, the job's
     time-out (``KERASDIST_MEETING_TIMEOUT``) replaces `timeout_seconds`. On PyTorch, only
     `bytes_per_pack` and `compression` of the strategy's options have an effect. On JAX no option
-    has an effect, because XLA decides. An option without effect causes a warning; `compression`
-    causes an error where it is not supported.
+    has an effect, because XLA decides how to communicate. An option without effect causes a
+    warning; `compression` causes an error where it is not supported.
 
     Example::
 
@@ -74,12 +74,13 @@ class CommunicationOptions:
     Source: https://www.tensorflow.org/api_docs/python/tf/distribute/experimental/CommunicationOptions
 
     Attributes:
-        bytes_per_pack: How many bytes are reduced together at most; 0 lets the framework choose.
+        bytes_per_pack: The largest number of bytes that are reduced together; 0 lets the framework
+            choose.
         timeout_seconds: How long to wait for the other replicas; None means the strategy's
             time-out.
         implementation: Which collectives to use.
-        compression: ``"bf16"`` or ``"fp16"``: workers on PyTorch round gradients to half as many
-            bytes before they send them. None: gradients are sent as they are.
+        compression: ``"bf16"`` or ``"fp16"``: workers on PyTorch send gradients in this type, which
+            takes half as many bytes as float32. None: gradients are sent in their own type.
     """
 
     bytes_per_pack: int = 0
@@ -105,7 +106,7 @@ class CommunicationOptions:
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How `Strategy.run` runs a function: options for TPUs, which change no result.
+    """Options of `Strategy.run` for TPUs; none of them changes a result.
 
     Source: https://www.tensorflow.org/api_docs/python/tf/distribute/RunOptions
 
@@ -145,7 +146,7 @@ def require_choice(argument: str, value: object, choices: Sequence[object]) -> N
 
 
 def member_of(kind: type[E], value: object, argument: str) -> E:
-    """Returns a member of `kind` by its name, or for a member of that name of another enum."""
+    """Returns the member of `kind` that has the name `value`, or the name of the member `value`."""
     name: Any = value.name if isinstance(value, enum.Enum) else value
     if isinstance(name, str) and name.upper() in kind.__members__:
         return kind[name.upper()]
@@ -156,7 +157,7 @@ def member_of(kind: type[E], value: object, argument: str) -> E:
 
 
 def convert_field(options: object, name: str, kind: type[enum.Enum]) -> None:
-    """Converts a field of frozen options, which may be a name, to a member of an enumeration."""
+    """Replaces the name of an enum member in a field of frozen options by the member."""
     object.__setattr__(options, name, member_of(kind, getattr(options, name), name))
 
 

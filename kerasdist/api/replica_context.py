@@ -1,4 +1,4 @@
-"""A replica's view of a step: its number, its rows, and its collectives."""
+"""What a replica knows in a step: its number, its rows, and its collectives."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class LocalBatch:
     weight: Any
 
     def note_in(self, error: Exception) -> None:
-        """Adds a note to an error about shapes: the replica has only some of the batch's rows."""
+        """Adds a note to an error about shapes: how many rows of the batch the replica has."""
         is_known = isinstance(self.size, int) and isinstance(self.total, int)
         of_shapes = ("shape", "dimension", "size of tensor")
         if is_known and self.size == self.total:
@@ -52,11 +52,11 @@ class LocalBatch:
 
 @dataclass(frozen=True, eq=False)
 class ReplicaContext(ReplicaLike, EarlierNames):
-    """One replica of a step: its number, and the collectives through which it reaches the others.
+    """The context of one replica in a step: its number, and collectives with other replicas.
 
     `kerasdist.get_replica_context` returns this context in the function that `Strategy.run` calls,
     and in everything that this function calls. The object is also a context manager: in its
-    ``with`` block, it is the context in force.
+    ``with`` block, `get_replica_context` returns this object.
 
     Example::
 
@@ -104,7 +104,8 @@ class ReplicaContext(ReplicaLike, EarlierNames):
         All replicas must call this method, with the same function.
 
         Args:
-            merge_fn: Takes the strategy, and the arguments of all replicas as distributed values.
+            merge_fn: A function of the strategy and the arguments. Each argument is a distributed
+                value that holds the arguments of all replicas.
             args: This replica's arguments.
             kwargs: This replica's keyword arguments.
 
@@ -112,7 +113,7 @@ class ReplicaContext(ReplicaLike, EarlierNames):
             The function's result; a distributed value is replaced by this replica's component.
 
         Raises:
-            ScopeError: If this is not the context in force.
+            ScopeError: If this is not the context of the replica that runs the call.
             ReplicaError: If the replicas do not all make the same call.
         """
         self._require_in_force("merge_call")
@@ -129,15 +130,15 @@ class ReplicaContext(ReplicaLike, EarlierNames):
         Args:
             reduce_op: ``"SUM"`` or ``"MEAN"``.
             value: A tensor, or nested lists, tuples and dicts of tensors, of the same shapes and
-                types on all replicas. On TensorFlow also ``tf.IndexedSlices``, which then have no
-                gradient.
+                types on all replicas. On TensorFlow also ``tf.IndexedSlices``, whose sum is not
+                differentiable.
             options: How to communicate.
 
         Returns:
             The same structure with reduced tensors, on every replica.
 
         Raises:
-            ScopeError: If this is not the context in force.
+            ScopeError: If this is not the context of the replica that runs the call.
             ReplicaError: If the replicas do not all make the same call.
         """
         self._require_in_force("all_reduce")
@@ -151,21 +152,22 @@ class ReplicaContext(ReplicaLike, EarlierNames):
     def all_gather(self, value: Any, axis: int, options: CommunicationOptions | None = None) -> Any:
         """Returns the replicas' values, concatenated along an axis, on every replica.
 
-        All replicas must call this method, in the same order. The gradient is summed over the
-        replicas, and each replica gets the rows of that sum that belong to its tensor.
+        All replicas must call this method, in the same order. The gradient of the result is summed
+        over the replicas, and each replica gets the part of this sum that belongs to its own
+        tensor.
 
         Args:
             value: A tensor of at least one dimension, or nested lists, tuples and dicts of such
                 tensors. The shapes on the replicas may differ only along `axis`.
             axis: The axis; negative values count from the end.
-            options: These have no effect and cause a warning, because each backend chooses by the
+            options: Options have no effect and cause a warning, because each backend decides by the
                 size of the tensors how to communicate.
 
         Returns:
             The same structure with gathered tensors.
 
         Raises:
-            ScopeError: If this is not the context in force.
+            ScopeError: If this is not the context of the replica that runs the call.
             ValueError: If a tensor has no such axis.
             ReplicaError: If the replicas do not all make the same call.
         """
@@ -195,7 +197,7 @@ class ReplicaContext(ReplicaLike, EarlierNames):
 def global_batch(tensor: object) -> Any:
     """Returns the rows of all replicas, in the order of the global batch.
 
-    Use this function in a model, a loss or a `train_step` that itself mixes examples, such as a
+    Use this function in a model, a loss or a `train_step` that mixes examples, such as a
     contrastive loss over the batch, because on TensorFlow and PyTorch a replica holds only its own
     rows. Gradients flow through the call. On one device, on JAX (where `fit` is one global
     program), and outside of a replica, the function returns `tensor` itself. All replicas must call

@@ -1,4 +1,4 @@
-"""Functions that return the strategy in force and the running replica; `kerasdist.print`."""
+"""Functions that return the strategy and the replica of the calling code; `kerasdist.print`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def get_strategy() -> Strategy:
-    """Returns the strategy in force.
+    """Returns the strategy that applies to the calling code.
 
     Example::
 
@@ -26,15 +26,15 @@ def get_strategy() -> Strategy:
             assert kd.get_strategy() is strategy
 
     Returns:
-        The strategy whose scope is open in this thread, or that runs the calling replica code. The
-        code of a model that `fit`, `evaluate` or `predict` runs gets the model's strategy. Anywhere
-        else it is the default strategy, which has one replica.
+        The strategy whose scope is open in this thread, or whose `run` has called the code. In the
+        code of a model that `fit`, `evaluate` or `predict` runs, the result is the model's
+        strategy. Anywhere else, the result is the default strategy, which has one replica.
     """
     return cast("Strategy", context.strategy_in_force())
 
 
 def has_strategy() -> bool:
-    """Returns whether a strategy other than the default one is in force.
+    """Returns whether another strategy than the default strategy applies to the calling code.
 
     Example::
 
@@ -96,16 +96,17 @@ def get_replica_context() -> ReplicaContext | None:
         strategy.run(on_replica)  # the number of replicas, on each
 
     Returns:
-        The `ReplicaContext`; the code of a model gets it too. Outside of every scope it is the
-        context of the default strategy. The result is None in cross-replica code: the code inside
-        of ``with strategy.scope():``. In `fit` on JAX one replica has the rows of all replicas, so
-        its collectives return their arguments unchanged.
+        The `ReplicaContext` of the replica, in a function that `Strategy.run` calls and in the code
+        of a model. Outside of every scope, the result is the context of the default strategy. In
+        cross-replica context, as directly inside of ``with strategy.scope():``, the result is None.
+        In `fit` on JAX a single replica has all rows of the global batch, so the collectives of its
+        context return their arguments unchanged.
     """
     return cast("ReplicaContext | None", context.replica_context_in_force())
 
 
 def in_cross_replica_context() -> bool:
-    """Returns whether this code runs for all replicas together, as in ``with strategy.scope():``.
+    """Returns whether the calling code runs once for all replicas, as in a strategy's scope.
 
     Example::
 
@@ -116,11 +117,11 @@ def in_cross_replica_context() -> bool:
 
 
 def print(*values: Any, **options: Any) -> None:
-    r"""Prints on the chief only, so that a job prints a line once.
+    r"""Prints on the chief only, so that a job prints each line once.
 
-    In a single process this function is Python's ``print``. Every worker computes the arguments, so
-    a call that needs all workers, such as ``model.evaluate(...)``, may be among them. In a function
-    that `Strategy.run` calls, each of the chief's replicas prints.
+    In a single process this function is Python's ``print``. Every worker computes the arguments. So
+    an argument may be a call that all workers must make, such as ``model.evaluate(...)``. In a
+    function that `Strategy.run` calls, each of the chief's replicas prints.
 
     Example::
 
@@ -142,6 +143,6 @@ def _is_chief_by_environment() -> bool:
     """Returns whether the environment makes this process the chief, before a job is joined."""
     try:
         resolver = detection.detect()
-    except KerasdistError:  # a strategy will raise this error later
+    except KerasdistError:  # making the strategy raises this error later
         return True
     return resolver is None or resolver.membership().is_chief

@@ -36,10 +36,10 @@ _logger = logging.getLogger("kerasdist")
 
 
 class Strategy(EarlierNames):
-    """Devices, one replica of the model on each, and how the replicas train together.
+    """The devices of the replicas of a model, and how the replicas train together.
 
-    Do not make this class directly: use `kerasdist.MirroredStrategy` or another subclass. Every
-    member means the same as in ``tf.distribute.Strategy``.
+    Do not create instances of this class: use `kerasdist.MirroredStrategy` or another subclass.
+    Every member means the same as in ``tf.distribute.Strategy``.
 
     Example::
 
@@ -86,8 +86,8 @@ class Strategy(EarlierNames):
         """Runs a block on the chief first, and then on all other workers at the same time.
 
         Use this method for work that only one worker needs to do, such as a download into a folder
-        that all workers see. All workers must enter the block, and inside of it nothing may be
-        called that needs all workers. In a single process the block just runs.
+        that all workers see. All workers must enter the block. Code in the block must not call
+        functions that all workers must call together. In a single process the block just runs.
 
         The chief has ``KERASDIST_MEETING_TIMEOUT`` seconds (600 by default) for the block; after
         that time the job ends.
@@ -119,7 +119,7 @@ class Strategy(EarlierNames):
 
     @cached_property
     def extended(self) -> StrategyExtended:
-        """The members that libraries need and few users do."""
+        """Members of the strategy that libraries use."""
         return StrategyExtended(self)
 
     @property
@@ -133,7 +133,7 @@ class Strategy(EarlierNames):
         return range(1) if self.replica_set is None else self.replica_set.local_replicas
 
     def scope(self) -> AbstractContextManager[Strategy]:
-        """Opens this strategy's scope: models, optimizers and metrics made in it use the strategy.
+        """Opens the strategy's scope; models, optimizers and metrics made inside use the strategy.
 
         Example::
 
@@ -144,8 +144,8 @@ class Strategy(EarlierNames):
             model.fit(x, y, batch_size=256)
 
         Returns:
-            A context manager, which yields the strategy. It can be kept and entered again, even
-            inside of itself.
+            A context manager, which yields the strategy. The same context manager can be entered
+            several times, also nested.
 
         Raises:
             ScopeError: On entering, if another strategy's scope is open in this thread.
@@ -163,8 +163,8 @@ class Strategy(EarlierNames):
 
         Inside of the function, `kerasdist.get_replica_context` returns the replica's context.
         ``optimizer.apply`` sums gradients over the replicas. A Keras loss object with a mean
-        reduction divides the mean by the number of replicas, so that the sum over the replicas is
-        the mean over the global batch.
+        reduction divides its mean by the number of replicas, so that the sum of the replicas'
+        losses is the mean over the global batch.
 
         Args:
             fn: The function. JAX traces and compiles it, once for each function object and each set
@@ -205,11 +205,11 @@ class Strategy(EarlierNames):
 
         Args:
             reduce_op: ``"SUM"`` or ``"MEAN"``.
-            value: A distributed value, such as `run` returns. A tensor counts as the component of
-                every replica.
+            value: A distributed value, such as `run` returns, or a tensor, which is treated as the
+                component of every replica.
             axis: None: the components have equal shapes and are reduced elementwise. An int, or
                 several ints: the components are also reduced along these axes, and may differ in
-                size along them. A mean is then the mean over all elements.
+                size along these axes. A mean is then the mean over all elements.
 
         Returns:
             A tensor; for a nested structure, a tensor at each leaf.
@@ -230,8 +230,8 @@ class Strategy(EarlierNames):
         In a job all workers must call this method.
 
         Args:
-            value: A distributed value, whose components may differ in size along `axis`. A tensor
-                counts as the component of every replica.
+            value: A distributed value, whose components may differ in size along `axis`, or a
+                tensor, which is treated as the component of every replica.
             axis: The axis.
 
         Returns:
@@ -247,14 +247,14 @@ class Strategy(EarlierNames):
             return map_leaves(lambda leaf: self.runner.gather(leaf, axis), value)
 
     def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
-        """Returns the components that are on this machine.
+        """Returns the components of the replicas of this process.
 
         Args:
             value: A distributed value, a variable, or a structure of distributed values. A tensor
-                counts as its own component.
+                is treated as the component of each replica.
 
         Returns:
-            A tuple of components, one per replica on this machine.
+            A tuple of components, one per replica of this process.
         """
         parts = [self.runner.local_results(leaf) for leaf in flatten(value)]
         count = max(map(len, parts), default=1)
@@ -266,7 +266,7 @@ class Strategy(EarlierNames):
     def experimental_distribute_values_from_function(
         self, value_fn: Callable[[ValueContext], Any]
     ) -> Any:
-        """Returns a distributed value whose components are made by a function.
+        """Calls a function for each replica; returns the results as one distributed value.
 
         Args:
             value_fn: Called once per replica of this process, with a `ValueContext` that has the
@@ -306,15 +306,17 @@ class Strategy(EarlierNames):
     def distribute_datasets_from_function(
         self, dataset_fn: Callable[[InputContext], Any], options: InputOptions | None = None
     ) -> Any:
-        """Returns a distributed dataset in which a function makes the batches of each replica.
+        """Returns a distributed dataset of replicas' batches, from datasets that a function makes.
 
         Args:
-            dataset_fn: Takes an `InputContext` and returns a dataset of one replica's batches.
+            dataset_fn: Takes an `InputContext` and returns a dataset, whose batches each go to one
+                replica.
             options: How to distribute the dataset: `InputOptions` or
                 ``tf.distribute.InputOptions``.
 
         Returns:
-            A `DistributedDataset`, in which every replica takes the next batch of its own pipeline.
+            A `DistributedDataset`, in which every replica takes a batch of its own from the dataset
+            of its worker, or with ``InputReplicationMode.PER_REPLICA`` from its own dataset.
         """
         context.require_cross_replica("distribute_datasets_from_function", "the dataset itself")
         return from_function(dataset_fn, self, options_of(InputOptions, options, "options"))
@@ -330,7 +332,7 @@ class Strategy(EarlierNames):
         return RowDataset(numpy_input)
 
     def make_dataset_iterator(self, dataset: Any) -> InputIterator:
-        """Returns an iterator over a distributed dataset, as `tf.distribute` of TensorFlow 1 did.
+        """Returns an iterator over a distributed dataset, as in TensorFlow 1.
 
         Args:
             dataset: The same as for `experimental_distribute_dataset`.
@@ -342,17 +344,17 @@ class Strategy(EarlierNames):
         input_fn: Callable[[InputContext], Any],
         replication_mode: InputReplicationMode = InputReplicationMode.PER_WORKER,
     ) -> InputIterator:
-        """Returns an iterator over batches that a function makes, as `tf.distribute` 1 did.
+        """Returns an iterator over batches from datasets that a function makes, as in TensorFlow 1.
 
         Args:
             input_fn: The same as for `distribute_datasets_from_function`.
-            replication_mode: How often `input_fn` is called.
+            replication_mode: Whether `input_fn` is called once per worker or once per replica.
         """
         options = InputOptions(experimental_replication_mode=replication_mode)
         return InputIterator(self.distribute_datasets_from_function(input_fn, options))
 
     def experimental_run(self, fn: Callable[..., Any], input_iterator: Any = None) -> Any:
-        """Calls a function once per replica with the next batch, as `tf.distribute` 1 did.
+        """Calls a function once per replica with the next batch, as in TensorFlow 1.
 
         Args:
             fn: The function.
@@ -361,7 +363,7 @@ class Strategy(EarlierNames):
         return self.run(fn, () if input_iterator is None else (input_iterator.get_next(),))
 
     def group(self, value: Any, name: str | None = None) -> None:
-        """Does nothing: the components of a value are computed without a further call.
+        """Does nothing, because the components of a value are computed without this call.
 
         Args:
             value: A distributed value.
@@ -370,13 +372,13 @@ class Strategy(EarlierNames):
 
     @cached_property
     def sole_replica_context(self) -> ReplicaContext:
-        """The context of code that handles the whole global batch, as a single replica would."""
+        """The replica context of code that computes on the whole global batch."""
         return ReplicaContext(self, 0, self.num_replicas_in_sync)
 
     def _for_all_workers(self, call: str, *, counts: bool = False) -> AbstractContextManager[None]:
-        """Returns a context that raises WorkerLostError for the errors that a lost worker causes.
+        """Returns a context in which errors that a lost worker causes become WorkerLostError.
 
-        `counts`: whether the call counts as a step of the job. `run` counts its steps itself.
+        With `counts`, the call counts as a step of the job. `run` counts its own steps.
         """
         job = None if self.replica_set is None else self.replica_set.job
         if job is None:
@@ -393,7 +395,7 @@ class Strategy(EarlierNames):
         return str(self)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Strategy:
-        # As in tf.distribute, a copy of a structure that holds a strategy holds the same strategy.
+        # As in tf.distribute, a deep copy of an object shares the strategy that the object holds.
         return self
 
     def __copy__(self) -> NoReturn:
@@ -431,7 +433,7 @@ class DefaultStrategy(Strategy):
     """Plain Keras: one replica, on the device that Keras chooses."""
 
     def __init__(self) -> None:
-        """Makes a default strategy; `kerasdist.get_strategy` returns the existing strategy."""
+        """Makes a default strategy; `kerasdist.get_strategy` returns the one that exists."""
         super().__init__(None)
 
     def __str__(self) -> str:
@@ -440,14 +442,14 @@ class DefaultStrategy(Strategy):
 
 @cache
 def _log_untested_versions() -> None:
-    """Logs once which installed versions are not among the tested ones."""
+    """Logs once which installed packages have versions that were not tested."""
     versions = untested(backend_choice().name)
     if versions:
         _logger.info("Not among the releases of docs/versions.md: %s", ", ".join(versions))
 
 
 def _described(strategy: Strategy, replicas: ReplicaSet) -> str:
-    """Returns the line for the log: name, replicas, devices and workers."""
+    """Returns a line for the log with a strategy's name, replicas, devices and workers."""
     devices = ", ".join(str(device) for device in replicas.devices)
     count = replicas.num_replicas
     said = f"{type(strategy).__name__}: {plural(count, 'replica')}"

@@ -1,8 +1,8 @@
 """Values that have a component on every replica.
 
-`Strategy.run` returns such values, and distributed datasets yield them. On TensorFlow the
-framework's own distributed values count as instances of these classes (``isinstance``), and are
-taken and returned unchanged.
+`Strategy.run` returns such values, and distributed datasets yield them. On TensorFlow, kerasdist
+accepts and returns the distributed values of ``tf.distribute``, and ``isinstance`` counts them as
+instances of the classes of this module.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Any, final
 from kerasdist.core.structures import flatten, map_leaves, transpose
 
 
-class DistributedValues(abc.ABC):  # noqa: B024  abstract, so that TensorFlow's can be registered
+class DistributedValues(abc.ABC):  # noqa: B024  an ABC: TensorFlow's classes are registered
     """A value with one component per replica.
 
-    Do not make this class directly: `Strategy.run` and
-    `Strategy.experimental_distribute_values_from_function` return its instances.
+    Do not create instances yourself: `Strategy.run` and
+    `Strategy.experimental_distribute_values_from_function` return them.
 
     Example::
 
@@ -32,12 +32,12 @@ class DistributedValues(abc.ABC):  # noqa: B024  abstract, so that TensorFlow's 
     """
 
     def __init__(self, values: Sequence[Any]) -> None:
-        """Stores the components; the sequence may fetch a component only when it is read."""
+        """Stores the sequence; some sequences fetch a component only when it is read."""
         self.source = values
 
     @property
     def values(self) -> tuple[Any, ...]:
-        """The components on this machine, in the order of the replicas."""
+        """The components of the replicas of this process, in the order of the replicas."""
         return tuple(self.source)
 
     def __str__(self) -> str:
@@ -64,7 +64,7 @@ class PerReplica(DistributedValues):
 
 @final
 class Mirrored(DistributedValues):
-    """A value whose components are equal, such as the result of a reduction to every device.
+    """A value whose components are equal, such as the result of `StrategyExtended.reduce_to`.
 
     Example::
 
@@ -81,7 +81,7 @@ def component(structure: object, index: int) -> Any:
 
 
 def equal_component(leaf: object) -> Any:
-    """Returns a component of a value with equal components; returns any other value unchanged."""
+    """Returns a component of a `Mirrored` value, or any other value; refuses a `PerReplica`."""
     if isinstance(leaf, PerReplica):
         raise ValueError(
             "Expected arguments that are equal on all devices. Received: a PerReplica value. "
@@ -91,7 +91,7 @@ def equal_component(leaf: object) -> Any:
 
 
 def require_one_each(value: object, count: int, replicas: int) -> None:
-    """Raises unless a value has one component for each replica of the strategy that takes it."""
+    """Raises ValueError unless the number of components equals the number of replicas."""
     if count != replicas:
         raise ValueError(
             f"Expected a value with a component for each of the {replicas} replicas here. "
@@ -112,7 +112,7 @@ def sole_component(structure: object) -> Any:
 def per_replica(
     structures: Sequence[Any], value: Callable[[Sequence[Any]], Any] = PerReplica
 ) -> Any:
-    """Returns one structure of distributed values from one structure per replica.
+    """Combines the structures of all replicas into one structure of distributed values.
 
     `value` makes a distributed value from its components. A leaf that is the same object on all
     replicas stays as it is.

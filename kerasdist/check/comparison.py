@@ -1,7 +1,7 @@
 """Compares a training step under the strategy with the same step on one device.
 
-Each step runs on copies of the state (`kerasdist.backends.base.trial`), so that nothing must be
-restored, and other threads do not notice the steps.
+Each step runs on copies of the state (`kerasdist.backends.base.trial`), so the variables need not
+be restored, and other threads do not notice the steps.
 """
 
 from __future__ import annotations
@@ -38,11 +38,12 @@ from kerasdist.job.job import Job
 from kerasdist.keras_compat import ops
 from kerasdist.training.metrics import metrics_of
 
-# The effect of rounding is measured by changing variables by `_ROUNDINGS` roundings, several times.
+# The effect of rounding on a step is measured `_REPEATS` times. Each time, the weights are first
+# changed by up to `_ROUNDINGS` rounding errors.
 _ROUNDINGS = 4
 _REPEATS = 3
 _LARGEST_SCALE = 256.0
-# The seed, equal on all workers, for random draws in a trial that were given no seed of their own.
+# The seed, equal on all workers, of random draws that have no seed of their own.
 _SEED = 926_535_897
 
 
@@ -88,10 +89,10 @@ class _Steps:
         return self.trainer.model
 
     def take_step(self, *, alone: bool, change: float = 0.0, number: int = 0) -> StepResult:
-        """Runs the step, and frees the step's copies of the state.
+        """Runs the step on one device (`alone`) or on the replicas, and frees its copies.
 
-        `change` is the largest relative change of the weights before the step. Draws that cannot be
-        repeated are drawn from a seed that depends on `number`.
+        `change` is the largest relative change of the weights before the step. If recorded random
+        numbers cannot be repeated, new ones are drawn from a seed that depends on `number`.
         """
         model, is_fresh = self.model, self.draws.misfit is not None and number > 0
         draws = RecordedDraws(self.batch.sizes) if is_fresh else self.draws
@@ -137,7 +138,8 @@ class _Steps:
         self.model.reset_metrics()
         optimizer = self.model.optimizer
         if isinstance(optimizer, keras_compat.LossScaleOptimizer) and optimizer.built:
-            # With a large loss scale, one rounding may decide whether gradients are finite.
+            # With a large loss scale, a rounding error may decide whether gradients overflow. So
+            # the scale is limited here.
             scale = optimizer.dynamic_scale
             scale.assign(keras_compat.ops.minimum(scale, _LARGEST_SCALE))
 
@@ -150,7 +152,7 @@ class _Steps:
         return found, [one for one in found.deciding if one.is_more_than_rounding]
 
     def _of_outputs(self, replicated: Mapping[int | None, Sequence[Any]]) -> list[Difference]:
-        """Returns how the outputs of the model differ on this worker's replicas."""
+        """Returns a list with the largest difference of outputs of this worker's replicas."""
         found, batch, alone = [], self.batch, self.expected.outputs.get(None, ())
         for key, outputs in replicated.items():
             if key is None or not batch.sizes[key]:
@@ -165,10 +167,12 @@ class _Steps:
         return [] if largest is None else [largest]
 
     def keep_state(self) -> bool:
-        """Returns whether one device's step differs when repeated, without drawing random numbers.
+        """Returns whether the step, repeated on one device, gives another result.
 
-        If the step differs, replicas differ because they share the state that the step keeps in
-        Python. Workers with one replica each share no such state.
+        If the step draws random numbers, the method returns False. Otherwise, another result means
+        that the step keeps state in Python. The replicas of a process share this state, which
+        explains why they differ from one device. In a job this method is not called, because
+        workers with one replica each share no such state.
         """
         if may_draw(self.model):
             return False
@@ -180,7 +184,7 @@ class _Steps:
         return any(one.is_more_than_rounding for one in repeated)
 
     def beyond_chance(self, found: Sequence[Difference]) -> list[Difference]:
-        """Returns the differences that are larger than the variation of one device's step."""
+        """Returns the differences that are larger than those between repetitions on one device."""
         left, chance = list(found), []
         change = _ROUNDINGS * self.precision.epsilon
         for number in range(1, _REPEATS + 1):
@@ -250,7 +254,7 @@ def compare(model: Any, batch: Any, *, outputs: bool, spares: bool = False) -> C
 
 
 def _all_do(job: Job | None, label: str) -> AbstractContextManager[None]:
-    """Waits for all workers at the end of the block. All workers must enter it."""
+    """Returns a context, at whose end each worker waits for the others; all must enter it."""
     return nullcontext() if job is None else job.all_do(label, ReplicaError)
 
 
@@ -267,7 +271,7 @@ def _states_of_generators() -> bytes:
 def _common(
     job: Job | None, found: Differences, beyond: list[Difference], misfit: str | None
 ) -> tuple[Differences, list[Difference], str | None]:
-    """Returns the findings of the first worker that has findings, else those of the chief."""
+    """Returns the results of the first worker that found a difference, else those of the chief."""
     if job is None:
         return found, beyond, misfit
     own = [[list(map(astuple, kind)) for kind in (*found, beyond)], misfit]
@@ -283,7 +287,7 @@ def _first_finding(everyone: list[list[Any]]) -> list[Any]:
 
 @contextmanager
 def seeds_kept(model: Any) -> Iterator[None]:
-    """In this context, draws of this thread without a seed use a generator of their own."""
+    """In this context, draws of this thread without a seed use another seed generator."""
     seeds = keras_compat.global_seed_generator()
     replicas = require_trainer(model).replicas
     if seeds is None or replicas.job is not None:
@@ -299,7 +303,8 @@ def _compute_dtypes(model: keras.Model) -> list[str]:
     return [str(layer.compute_dtype) for layer in [model, *keras_compat.flat_layers(model)]]
 
 
-# Random functions that drop, scale or reorder their argument; in a trial they return it unchanged.
+# Random functions that drop, scale or reorder values. The compared steps leave these values as they
+# are.
 _LEFT_OUT = ("dropout", "shuffle")
 
 
@@ -309,13 +314,15 @@ class _Recorded(NamedTuple):
 
 
 class RecordedDraws:
-    """Records the draws of the first step of a trial, and repeats them in its other steps.
+    """Records the random numbers of the step on one device, and repeats them in later steps.
 
     Attributes:
         misfit: Why a draw could not be repeated, so that the step has drawn anew; None if all draws
             were repeated.
-        may_be_stacked: Whether a draw has several entries for each row.
-        are_stacked: Whether such a draw is taken as several batches, one after the other.
+        may_be_stacked: Whether an axis of a recorded draw has several entries for each row of the
+            batch, so that it is unclear which entries belong to a row.
+        are_stacked: Whether such an axis consists of several batches, one after the other. If not,
+            the entries of a row are neighbours.
     """
 
     def __init__(self, sizes: Sequence[int]) -> None:
@@ -327,11 +334,11 @@ class RecordedDraws:
         self.may_be_stacked = self.are_stacked = False
 
     def begin(self) -> None:
-        """Begins a step of the trial."""
+        """Begins a step, which repeats recorded draws from the first one on."""
         self._position.clear()
 
     def end_recording(self) -> None:
-        """Ends the first step, whose draws are repeated from now on."""
+        """Ends the recording. Later steps repeat the recorded draws."""
         self._is_recorded = True
 
     def digest(self, as_array: Callable[[Any], Any]) -> str:
@@ -341,7 +348,7 @@ class RecordedDraws:
         return digest(facts)
 
     def draw(self, name: str, draw: Callable[[], Any], given: Any) -> Any:
-        """Returns the result of a draw in a step of the trial."""
+        """Returns the result of the random function `name`, or a recorded result in its place."""
         if name in _LEFT_OUT:
             return given
         drawn = draw()
@@ -358,7 +365,8 @@ class RecordedDraws:
         if key is not None and not self._sizes[key]:
             return drawn  # an empty replica computes a stand-in row, which does not count
         shape = tuple(drawn.shape)
-        # Code may draw more often on replicas, or in another order. All other draws must still fit.
+        # Code may draw more often on replicas, or in another order. So the next recorded draw that
+        # fits is taken.
         for position in range(self._position.get(key, 0), len(self._recorded)):
             if self._recorded[position].name == name:
                 own = self._own_rows(self._recorded[position].tensor, shape, replica)

@@ -8,18 +8,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-# For each type in which layers compute: by how much sums in two orders may differ, relative to the
-# size of the terms.
-# Code that mixes examples causes differences of percents, rarely less than a thousandth.
-# Metrics and weights of examples may be float32 even if the model is float64.
+# For each type in which layers compute: by how much two sums of the same terms in different order
+# may differ, relative to the size of the terms. Code that mixes examples causes differences of
+# several percent, rarely less than a thousandth. The tolerance of float64 is large, because metrics
+# and sample weights may be float32 even if the model is float64.
 _TOLERANCES = {"float64": 1e-5, "float32": 1e-3, "float16": 2e-2, "bfloat16": 1e-1}
 # The smallest relative difference between two numbers of each type.
 _EPSILONS = {"float64": 2e-16, "float32": 1.2e-7, "float16": 1e-3, "bfloat16": 8e-3}
-# The size of a gradient or change counts as at least this fraction of the largest one.
+# A difference is measured relative to the size of its gradient, or of its change of a variable.
+# This size counts as at least this fraction of the size of the largest gradient, or change.
 _LEAST_PART = 1e-2
 # A difference is more than rounding if it is this many times as large as the effect of rounding.
 # The effect of rounding is measured on one device, by changing all variables by a few roundings.
-# Random draws that differ have a larger effect, which is measured three times only.
+# If random draws differ, their effect is measured instead. It is larger than that of rounding.
 _TIMES_ROUNDING = 30.0
 _TIMES_DRAWS = 10.0
 
@@ -85,7 +86,8 @@ class Precision:
     Attributes:
         tolerance: The largest relative difference that counts as rounding.
         epsilon: The relative distance of neighbouring numbers of the type.
-        tolerance_of_gradients: The same tolerance for gradients.
+        tolerance_of_gradients: The largest relative difference of gradients that counts as
+            rounding.
     """
 
     tolerance: float
@@ -144,10 +146,11 @@ def differences(expected: StepResult, received: StepResult, precision: Precision
 def _without_rounded(
     expected: StepResult, received: StepResult, tolerance: float
 ) -> dict[str, Any]:
-    """Returns the received changes of weights; where only rounding differs, the expected ones.
+    """Returns the received changes of weights, but the expected ones where gradients differ.
 
-    The first step of Adam has the size of the learning rate, even if a gradient is tiny. So an
-    element counts only if its gradient, measured by its own size, is equal on both sides.
+    The first step of Adam has the size of the learning rate, even if a gradient is tiny. So the
+    change of an element counts as a difference only if its gradient is equal on both sides,
+    relative to the size of this element's gradient.
     """
     weights = dict(received.weights)
     for name, gradient in expected.gradients.items():
@@ -168,7 +171,7 @@ def _without_rounded(
 def beyond(
     found: Iterable[Difference], chance: Iterable[Difference], *, draws_differ: bool
 ) -> list[Difference]:
-    """Returns the differences that neither rounding nor different draws explain."""
+    """Returns the differences that neither rounding nor other random numbers explain."""
     times = _TIMES_DRAWS if draws_differ else _TIMES_ROUNDING
     by_chance: dict[str, float] = {}
     for one in chance:

@@ -1,6 +1,6 @@
 """Compares a model's first training step with one device, if user code may mix examples.
 
-On TensorFlow and PyTorch a replica runs that code only on its own rows. On JAX `fit` is one global
+On TensorFlow and PyTorch a replica runs user code only on its own rows. On JAX `fit` is one global
 program, which computes the same as one device, so nothing is compared.
 """
 
@@ -25,14 +25,14 @@ from kerasdist.job.comparison import first_of
 
 _log = logging.getLogger("kerasdist")
 _SHOWN = 3
-# If workers divide a model with more weights than `MOST_WHOLE`, its first step is not compared.
-# The step on one device needs the full state, for which workers may lack memory.
-# With Adam and gradients this many weights take 256 MiB.
+# If workers shard the state of a model that has more weights than `MOST_WHOLE`, the first step is
+# not compared. The step on one device needs the full state, for which a worker may lack memory.
+# This many weights take 256 MiB, with their gradients and Adam's variables.
 MOST_WHOLE = 1 << 24
 
 
 def may_differ(model: Any) -> bool:
-    """Returns whether a check is wanted and user code may make a step differ from one device's."""
+    """Returns whether to compare steps: the check is on, and the model has user code to check."""
     replicas = require_trainer(model).replicas
     is_wanted = replicas.num_replicas > 1 and replicas.options.check != "off"
     return is_wanted and any(True for _ in user_code(model))
@@ -40,13 +40,13 @@ def may_differ(model: Any) -> bool:
 
 @final
 class FirstBatchCheck:
-    """Compares the first training steps of a model, for two sizes of batches, with one device.
+    """Compares a model's first step, and its first step with another batch size, to one device.
 
     The rows of the first batch may be divided evenly, while the rows of a later batch may not.
     """
 
     def __init__(self, model: Any) -> None:
-        """Starts without a batch."""
+        """Starts with no batch compared."""
         self._model = model
         self._replicas = require_trainer(model).replicas
         self._compared: int | None = None
@@ -122,7 +122,7 @@ class FirstBatchCheck:
         return True
 
     def _has_room(self) -> bool:
-        """Returns whether all devices have memory for copies of the state; reports it if not."""
+        """Returns whether all devices have memory for copies of the state; else logs a message."""
         least, job = self._replicas.free_bytes(), self._replicas.job
         if job is not None:
             least = job.choose("free memory", least, _least)

@@ -1,8 +1,8 @@
 """Finds how many examples a replica has memory for at once, by trial steps before the first step.
 
-This is for `kerasdist.config.set_most_examples_at_once("auto")`. A trial step needs no other
-worker, so if the step fails, no other worker waits in a collective. The workers exchange the
-results of each trial step before the next trial step.
+`kerasdist.config.set_most_examples_at_once("auto")` asks for these trial steps. A trial step needs
+no other worker, so if the step fails, no other worker waits in a collective. The workers exchange
+the results of each trial step before the next trial step.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from kerasdist.errors import ReplicaError, UnsupportedError
 
 _log = logging.getLogger("kerasdist")
 _KINDS = {"MemoryError", "OutOfMemoryError", "ResourceExhaustedError"}
-_TEXTS = "RESOURCE_EXHAUSTED", "can't allocate memory"  # of JAX, and of PyTorch on CPUs
+_TEXTS = "RESOURCE_EXHAUSTED", "can't allocate memory"  # in errors of JAX, and of PyTorch on CPUs
 
 
 def is_lack(error: BaseException) -> bool:
@@ -39,9 +39,9 @@ def find(trainer: TrainerLike, examples: int, rows: int, attempt: Callable[[], o
     All workers must call this function. The number is halved until every worker has enough memory.
 
     Args:
-        trainer: The trainer, which keeps the number.
+        trainer: The trainer, on which this function sets `most_rows`.
         examples: How many examples the global batch has.
-        rows: How many of them this worker's largest replica has.
+        rows: How many rows the largest replica of this worker has.
         attempt: Takes a trial step, in passes of at most ``trainer.most_rows`` rows.
     """
     replicas, model = trainer.replicas, trainer.model
@@ -69,7 +69,7 @@ def find(trainer: TrainerLike, examples: int, rows: int, attempt: Callable[[], o
             failed = [rank for rank, (*_, what) in enumerate(everyone) if what is not None]
             if not failed:
                 break
-            # Errors that are not a lack of memory come first.
+            # An error that is not a lack of memory is raised rather than a lack of memory.
             first = min(failed, key=lambda rank: everyone[rank][1])
             if (most or largest) == 1 or not everyone[first][1]:
                 if own is not None and is_lacking == everyone[first][1]:
@@ -90,7 +90,7 @@ def find(trainer: TrainerLike, examples: int, rows: int, attempt: Callable[[], o
 
 
 def _error_of(attempt: Callable[[], object]) -> Exception | None:
-    """Calls `attempt`; returns its error, with advice if memory was lacking, or None."""
+    """Calls `attempt`; returns the error, with advice if memory was lacking, or None."""
     try:
         attempt()
     except Exception as error:  # noqa: BLE001 (raised when all workers know of it)

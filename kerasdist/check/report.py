@@ -40,17 +40,18 @@ class OneDeviceComparison:
             model. In a job, the outputs are those of one worker's replicas.
         gradients: The gradient that differs most; None if no optimizer was called.
         weights: The trainable variable whose change differs most. Only elements with equal
-            gradients count, because the first step of Adam has the size of the learning rate even
-            if a gradient is tiny.
+            gradients count. Otherwise a rounding error of a tiny gradient would count as a large
+            difference, because the first step of Adam has the size of the learning rate for any
+            gradient.
         metrics: The metric that differs most; None if the step reported no metric.
-        moving_statistics: The variable that is not trained, such as a moving mean, whose change
-            differs most; None if there is no such variable.
+        moving_statistics: The non-trainable variable, such as a moving mean, whose change differs
+            most; None if there is no such variable.
         more_than_rounding: All quantities that differ by more than rounding can explain, in the
             order of a step: loss, metrics, gradients, variables.
         where: The user code that may mix examples; empty if nothing differs.
         draws_differ: Why random draws could not be made equal; None if they are equal. If they are
-            not, a difference counts only if it is far larger than the variation of one device's
-            step.
+            not equal, a difference counts only if it is far larger than the differences between
+            repetitions of the step on one device.
     """
 
     examples: int
@@ -117,15 +118,16 @@ def compare_with_one_device(
 ) -> OneDeviceComparison:
     """Compares a training step of a model under its strategy with the same step on one device.
 
-    Both steps run on copies of the model's state, get the same batch, and draw the same random
-    numbers, or leave out dropout. The model, the optimizer and the metrics are not changed, and
-    other threads may use them meanwhile. `fit` makes the same comparison with its first batch if
-    your code could mix examples, and warns if the steps differ.
+    Both steps run on copies of the model's state, and get the same batch. Both draw the same random
+    numbers, or both run without dropout. The model, the optimizer and the metrics are not changed,
+    and other threads may use them meanwhile. `fit` makes the same comparison with its first batch
+    if your code could mix examples, and warns if the steps differ.
 
-    Random draws are made equal if code draws by ``keras.random``, or on PyTorch by any function of
-    torch. Draws of ``tf.random``, NumPy and Python differ; then a difference counts only if it is
-    far larger than the variation of one device's step. On JAX, both steps are compiled programs, so
-    loss, metrics and variables are compared, but outputs and gradients are not.
+    Random numbers are equal in both steps if code draws them by ``keras.random``, or on PyTorch by
+    any function of torch. Random numbers of ``tf.random``, NumPy and Python differ. Then a
+    difference between the steps counts only if it is far larger than the differences between
+    repetitions of the step on one device. On JAX, both steps are compiled programs, so loss,
+    metrics and variables are compared, but outputs and gradients are not.
 
     In a job, all workers must call this function with the same global batch, and all get the same
     report.
@@ -138,8 +140,8 @@ def compare_with_one_device(
         print(kd.compare_with_one_device(model, x[:64], y[:64]))
 
     Args:
-        model: A compiled model that was made in the scope of a strategy of several devices. A model
-            that is not built is built by the call.
+        model: A compiled model that was made in the scope of a strategy of several devices. If the
+            model is not built, this function builds it.
         x: Inputs of one global batch: arrays or tensors of shape ``(N, ...)`` in any structure,
             where N is at least the number of replicas.
         y: Targets in the same form, or None.
@@ -187,9 +189,9 @@ def compare_with_one_device(
 def places(model: keras.Model, comparison: Comparison) -> str:
     """Returns the user code that may make the step differ, with file and line.
 
-    If only metrics differ, this is the code of the metrics. If the model's outputs are equal, this
-    is the code of the losses and the step. If the gradients are equal too, this is the optimizer's
-    code.
+    If only metrics differ, the result names the code of the metrics. If the model's outputs are
+    equal, it names the code of the losses and the step. If only changes of weights differ, it names
+    the optimizer.
     """
     differ = {one.name for one in comparison.beyond_rounding}
     changes = {f"change of {one.name}" for one in comparison.found.weights}

@@ -1,19 +1,19 @@
-"""BatchNormalization on replicas: the rows by which it normalises, and moving statistics.
+"""BatchNormalization on replicas: the rows whose statistics are used, and moving statistics.
 
-In `fit` a layer normalises by the global batch, as on one device, unless the strategy asks for each
-replica's own rows. In custom loops, as in ``tf.distribute``, a layer normalises by its replica's
-own rows, unless the layer has ``synchronized=True`` or the strategy asks for the global batch. If
-the layer is not synchronized, each replica of a custom loop has its own moving statistics, and code
-outside of replicas reads their mean, as in ``tf_keras``. (Keras 3 does not take this mean, so under
-``tf.distribute`` only the first replica's statistics count.)
+In `fit` a layer normalises by the global batch, as on one device, unless the strategy has
+``batch_norm="per_replica"``. In custom loops, as in ``tf.distribute``, a layer normalises by its
+replica's own rows, unless the layer has ``synchronized=True`` or the strategy has
+``batch_norm="synchronized"``. If the layer is not synchronized, each replica of a custom loop has
+its own moving statistics, and code outside of replicas reads their mean, as in ``tf_keras``. (Keras
+3 does not take this mean, so under ``tf.distribute`` only the first replica's statistics count.)
 
 One all-gather is enough to compute the mean and variance of the global batch. Each replica sends
 the number, the mean and the squared deviations of its values, and all replicas combine these in the
 same way (Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing sample
 variances", 1979). Unlike a sum of squares, this method is exact even if the mean is much larger
-than the deviation. A replica without rows has no effect. What is gathered grows with the number of
-replicas, so more than `MOST_GATHERED` replicas use two all-reduces instead: one for the mean, and
-one for the squared deviations from the mean.
+than the deviation. A replica without rows has no effect. The size of the gathered values grows with
+the number of replicas, so more than `MOST_GATHERED` replicas use two all-reduces instead: one for
+the mean, and one for the squared deviations from the mean.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ MOST_GATHERED = 64
 
 
 def layer_created(original: Original, layer: Any, *args: Any, **kwargs: Any) -> None:
-    """Allows ``synchronized=True`` in a scope, even if Keras refuses it on this backend."""
+    """Allows ``synchronized=True`` in a scope, even if Keras refuses this argument here."""
     if keras_compat.KNOWS_SYNCHRONIZED or scoped_strategy() is None:
         original(layer, *args, **kwargs)
         return
@@ -153,7 +153,8 @@ def global_moments(
         count, mean, squares = _of_some(inputs, axes, mask)
     else:
         mean, variance = own
-        # The ones are made on the device, because this thread would wait for a copy from the host.
+        # `ones_like` makes the ones on the device. This thread would have to wait for a copy of the
+        # number from the host.
         count = ops.ones_like(mean) * _number(inputs, axes)
         squares = variance * count
 
@@ -172,7 +173,7 @@ def global_moments(
 
 
 def added_to_count(mask: object) -> float:
-    """Returns the number that Keras adds to its divisor: epsilon for a mask, else 0."""
+    """Returns what Keras adds to the number of values: epsilon if there is a mask, else 0."""
     return 0.0 if mask is None else keras.config.epsilon()
 
 

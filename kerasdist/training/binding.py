@@ -21,15 +21,15 @@ def bind(instance: object, front: type, *behind: type) -> None:
     """Gives an object a subclass of its class with `front` first, unless it already has `front`.
 
     Each class of `behind` has one base class, from which the object's class also derives. In the
-    order of the bases, the class of `behind` comes right before that base class, so it gets each
-    call that the object's class passes to the base class by ``super()``.
+    method resolution order, the class of `behind` comes right before this base class. So the class
+    of `behind` gets each call that the object's class passes on by ``super()``.
     """
     if not isinstance(instance, front):
         object.__setattr__(instance, "__class__", _bound_class(type(instance), front, behind))
 
 
 def _bound_class(own: type, front: type, behind: tuple[type, ...]) -> type:
-    """Returns the subclass of `own` with `front` before it, and the classes of `behind`."""
+    """Returns a subclass of `front` (which comes first), `own` and the classes of `behind`."""
     known = _bound.setdefault(own, weakref.WeakValueDictionary())
     bound = known.get((front, *behind))
     if bound is not None:

@@ -1,7 +1,7 @@
 """The hooks into Keras: a short function for each place that behaves differently under a strategy.
 
 `install` installs the hooks when the first strategy is made. Outside of a strategy's models and
-replicas, every hook computes what plain Keras computes, and may also warn or refuse.
+replicas, every hook computes what plain Keras computes, and may also warn or raise an error.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def install() -> None:
 
 @cache
 def _install_trainer(trainer_class: type[ReplicatedTrainer]) -> None:
-    """Installs hooks for the methods that only the trainer of this backend has."""
+    """Installs hooks for methods in `HOOKED` that only this backend's trainer has."""
     names = set(trainer_class.HOOKED) - set(ReplicatedTrainer.HOOKED)
     keras_compat.install(**{name: _by_trainer(name) for name in names})
 
@@ -216,7 +216,7 @@ def _fit(original: Original, trainer: TrainerLike, call: inspect.BoundArguments)
 
 
 def _set_verbosity(trainer: TrainerLike, given: dict[str, Any]) -> None:
-    """Lets only the chief print, one line per epoch for "auto": launchers show no progress bars."""
+    """Lets only the chief print; "auto" is a line per epoch, as launchers show no progress bar."""
     job = trainer.replicas.job
     if job is not None and not job.is_chief:
         given["verbose"] = 0
@@ -248,7 +248,7 @@ def _on_batch(original: Original, trainer: TrainerLike, call: inspect.BoundArgum
 def _plain(
     original: Original, model: keras.Model, args: Iterable[Any], kwargs: dict[str, Any]
 ) -> Any:
-    """Calls Keras's own function for a model without a strategy, with plain datasets."""
+    """Calls Keras's own function for a model without a strategy, on data that Keras can read."""
 
     def given(value: object) -> Any:
         return as_plain_keras(value) if isinstance(value, DistributedDataset) else value

@@ -1,12 +1,13 @@
 """The losses that layers add: by ``add_loss``, and as penalties on their outputs.
 
 All replicas share the layer objects, so losses of ``add_loss`` are kept separately for each
-replica. Inside a ``keras.StatelessScope`` of Keras or of the user (``stateless_call``, Keras's own
-step on JAX), Keras keeps these losses in that scope.
+replica. Inside a ``keras.StatelessScope`` that Keras or the user has opened (``stateless_call``,
+Keras's own step on JAX), Keras keeps these losses in this scope.
 
-The penalties L1 and L2 are means over the examples, because Keras divides them by the number of
-rows, so they need no change. Any other activity regularizer gets the rows of all replicas. With
-Keras before 3.14, which does not divide L1 and L2, these two get the rows of all replicas, too.
+The activity regularizers L1 and L2 need no change, because Keras divides their penalties by the
+number of rows, so the penalties are means over the examples. Any other activity regularizer is
+called with the rows of all replicas. Keras before 3.14 does not divide L1 and L2, so there L1 and
+L2 are called with the rows of all replicas, too.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def add_loss(original: Callable[..., Any], layer: keras.Layer, loss: object) -> 
 
 
 def losses(original: Callable[..., list[Any]], layer: keras.Layer) -> list[Any]:
-    """Returns the losses that a layer and its inner layers added, then losses that Keras keeps."""
+    """Returns the losses that a layer and its inner layers added, then those that Keras keeps."""
     of_replica, others = _of_replica(), original(layer)
     if not of_replica:
         return others
@@ -66,7 +67,7 @@ def clear_losses(original: Callable[..., Any], layer: keras.Layer) -> None:
     layers = [layer, *keras_compat.flat_layers(layer)]
     for inner in layers:
         losses.pop(id(inner), None)
-    if current.trial is None:  # Keras's own lists have losses of calls before this step
+    if current.trial is None:  # Keras's own lists may have losses of earlier calls
         if internals.LOSSES.path is not None:
             keras_compat.clear_losses_on(layers)
         else:
@@ -74,7 +75,7 @@ def clear_losses(original: Callable[..., Any], layer: keras.Layer) -> None:
 
 
 def hand_over(replicas: Sequence[ReplicaLike]) -> None:
-    """Stores the weighted mean of each added loss on its layer, so that `layer.losses` has it."""
+    """Stores the mean over the replicas of each added loss on its layer, for `layer.losses`."""
     if current.trial is not None:
         return
     everyones = [replica.layer_losses for replica in replicas]
@@ -91,9 +92,9 @@ def hand_over(replicas: Sequence[ReplicaLike]) -> None:
 
 
 def _of_replica() -> dict[int, tuple[Any, list[Any]]] | None:
-    """Returns the losses of the current replica, None if Keras keeps the losses itself."""
+    """Returns the losses that kerasdist keeps for the current replica; None if Keras keeps them."""
     replica, scope = current.replica, keras_compat.get_stateless_scope()
-    if replica is None:  # a trial on one device keeps the losses itself
+    if replica is None:  # the compared step on one device keeps its losses in its scope
         return None if scope is None or scope is not current.trial else scope.layer_losses
     if scope is None:
         # No other replica shares the layers of a single replica, so Keras's own list is used.
@@ -102,7 +103,7 @@ def _of_replica() -> dict[int, tuple[Any, list[Any]]] | None:
 
 
 class GlobalBatchRegularizer:
-    """A mixin for an activity regularizer that may mix examples: it gets the global batch."""
+    """A mixin that calls an activity regularizer with the rows of all replicas."""
 
     def __call__(self, x: Any) -> Any:
         """Returns the penalty of the rows of all replicas, all of which must call this method."""
@@ -116,8 +117,8 @@ def _of_global_batch(penalty_of: Callable[[Any], Any], x: Any) -> Any:
     penalty = penalty_of(replica.collectives.all_gather(x))
     if not keras_compat.DIVIDES_ACTIVITY_PENALTY:
         return penalty
-    # Keras will divide by the number of this replica's rows. The weight, this replica's share of
-    # all rows, makes that a division by the number of all replicas' rows.
+    # Keras will divide the penalty by n, the number of this replica's rows. The weight is n / N,
+    # where N is the number of rows of all replicas. Together they divide the penalty by N.
     return numerics.weighted(penalty, replica.local_batch.weight)
 
 
@@ -126,7 +127,7 @@ _of_functions: WeakSet[Any] = WeakSet()
 
 
 def _function_of_global_batch(own: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Returns a `GlobalBatchRegularizer` for an activity regularizer that is a function."""
+    """Returns a function that calls the regularizer `own` with the rows of all replicas."""
 
     @wraps(own)
     def penalty(x: Any) -> Any:
@@ -137,7 +138,7 @@ def _function_of_global_batch(own: Callable[[Any], Any]) -> Callable[[Any], Any]
 
 
 def prepare(model: keras.Model) -> None:
-    """Lets the activity regularizers in a model get the rows of the global batch."""
+    """Makes the activity regularizers in a model compute on the rows of all replicas."""
     internals.LOSSES.is_there()  # Looked up now, because torch's compiler cannot follow the search.
     for layer in [model, *keras_compat.flat_layers(model)]:
         own = layer.activity_regularizer

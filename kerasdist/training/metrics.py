@@ -1,15 +1,17 @@
-"""Metrics on replicas: Keras's own metrics sum their states, others see the global batch.
+"""Metrics on replicas: states of Keras's metrics are summed; other metrics get the global batch.
 
-In a step of `fit`, a metric returns its result over all replicas. So all values that a step
-computes from this result are the same as on one device, whatever the step calls them in its logs.
+In a step of `fit`, a metric returns its result over all replicas. So every value that a step
+computes from metrics, and reports in its logs, is the same as on one device.
 
-The state of a metric that Keras ships is a sum over examples. (A few functions mix examples;
-`ReplicatedWrapper` gives them all rows, and their state is a sum over batches.) So each replica
-updates its own state with its own rows, and a read adds the states of all replicas. The state of
-any other metric may be something else, such as a maximum or a set. If such a metric belongs to a
-model that `fit` trains, each replica updates it with the gathered rows of the global batch. In
-custom loops it works as in ``tf.distribute``: each replica updates its own state, and a read adds
-the states.
+The state of a metric that Keras ships is a sum over examples. So each replica updates its own state
+with its own rows, and a read adds the states of all replicas. A few of Keras's metrics compute a
+function that mixes examples. `ReplicatedWrapper` calls such a function with the rows of all
+replicas, and the state of such a metric is a sum over batches.
+
+The state of any other metric may be something else, such as a maximum or a set. If such a metric
+belongs to a model that `fit` trains, each replica updates it with the gathered rows of the global
+batch. In custom loops such a metric works as in ``tf.distribute``: each replica updates its own
+state, and a read adds the states.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ _returns_scalar: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
 
 
 class ReplicatedMetric:
-    """A mixin for any metric: in a step of `fit`, its result is that of all replicas' rows."""
+    """A mixin for any metric: in a step of `fit`, `result` covers the rows of all replicas."""
 
     def result(self) -> Any:
         """Returns the result over all replicas, all of which must call this method."""
@@ -50,37 +52,37 @@ class ReplicatedMetric:
             return super().result()  # type: ignore[misc]
 
     def reset_state(self) -> None:
-        """Resets the state on all replicas, even on empty ones."""
+        """Resets the state on all replicas, even on replicas without rows."""
         replica = current.fit_replica
         with nullcontext() if replica is None else replica.collectives.equal_writes():
             super().reset_state()  # type: ignore[misc]
 
 
 class ReplicatedMean(keras.metrics.Mean):
-    """Precedes `keras.metrics.Mean` in a metric's bases; gives values the replica's weight."""
+    """A mixin before `keras.metrics.Mean`; a scalar is weighted by the replica's rows."""
 
     def update_state(self, values: Any, sample_weight: Any = None) -> Any:
-        """Adds this replica's values with the replica's weight."""
+        """Adds this replica's values; a scalar gets the replica's weight."""
         return super().update_state(*_shared(values, sample_weight))
 
 
 class ReplicatedSum(keras.metrics.Sum):
-    """Precedes `keras.metrics.Sum` in a metric's bases; gives values the replica's weight."""
+    """A mixin before `keras.metrics.Sum`; a scalar is weighted by the replica's rows."""
 
     def update_state(self, values: Any, sample_weight: Any = None) -> Any:
-        """Adds this replica's values with the replica's weight."""
+        """Adds this replica's values; a scalar gets the replica's weight."""
         return super().update_state(*_shared(values, sample_weight))
 
 
 class ReplicatedWrapper(keras.metrics.MeanMetricWrapper):
-    """Precedes `MeanMetricWrapper` in a metric's bases; may give the metric's function all rows."""
+    """A mixin before `MeanMetricWrapper`; a function that mixes examples gets the global batch."""
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
-        """Updates the state by the function's values; in `fit` each replica updates its own state.
+        """Updates the state with the values of the metric's function.
 
-        A function that returns one value per example is exact on the replica's own rows. A function
-        that may mix examples gets the rows of all replicas, all of which must call this method. The
-        first call of a user's function shows which kind of function it is.
+        A function that returns one value per example gets the replica's own rows. A function that
+        may mix examples gets the rows of all replicas, all of which must call this method. The
+        first call of a user's function shows whether it returns one value per example.
         """
         replica = current.fit_replica
         if replica is None:
@@ -116,7 +118,7 @@ def _bind(metric: keras.Metric) -> None:
 
 
 class KnownValues(keras.StatelessScope):
-    """A scope in which some variables have other values; all else is left to the outer scope."""
+    """A scope in which some variables have given values; the outer scope handles the others."""
 
     def __init__(self, values: Iterable[tuple[Any, Any]]) -> None:
         super().__init__(values, initialize_variables=False)
@@ -130,7 +132,7 @@ class KnownValues(keras.StatelessScope):
         return self._outer.get_current_value(variable)
 
     def add_update(self, update: tuple[Any, Any]) -> None:
-        """Assigns to a variable as if this scope were not there."""
+        """Assigns to a variable as if this scope were not open."""
         if self._outer is not None:
             self._outer.add_update(update)
             return
@@ -162,7 +164,7 @@ def summed(replica: ReplicaLike, metrics: Iterable[Any]) -> Iterator[None]:
 
 
 class GlobalBatchMetric:
-    """A mixin for a metric whose state may not be a sum: it gets the global batch."""
+    """A mixin for a metric whose state may not be a sum: each update gets the global batch."""
 
     def update_state(self, *args: object, **kwargs: object) -> Any:
         """Updates the state with the rows of all replicas, all of which must call this method."""
@@ -175,7 +177,7 @@ class GlobalBatchMetric:
             return super().update_state(*args, **kwargs)  # type: ignore[misc]
 
     def add_variable(self, *args: object, **kwargs: object) -> Any:
-        """Makes a state variable; if updated with all rows, a read takes one replica's value."""
+        """Makes a state variable; if the metric gets all rows, a read takes replica 0's value."""
         if self in _of_global_batch:
             kwargs["aggregation"] = "only_first_replica"
         return super().add_variable(*args, **kwargs)  # type: ignore[misc]
@@ -209,7 +211,7 @@ def prepare(model: Any, strategy: Strategy) -> None:
 
 
 def _use_global_batch(metric: keras.Metric, strategy: Strategy) -> None:
-    """Makes the state of a metric, and of metrics inside of it, equal on all replicas."""
+    """Makes `fit` update a metric with the global batch, so that all replicas have equal states."""
     bind(metric, GlobalBatchMetric)
     _of_global_batch.add(metric)
     for variable in metric.variables:
@@ -235,7 +237,7 @@ def _mixes(
     """Returns whether a metric's function may mix rows; a user's does if it returns a scalar.
 
     All replicas must come to the same answer. With a single row any function may return a scalar,
-    so it is then called with the row repeated.
+    so a function that gets a single row is called with this row twice.
     """
     if keras_compat.is_builtin(function):
         return keras_compat.mixes_examples(function, arguments, y_pred)

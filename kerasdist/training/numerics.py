@@ -1,6 +1,6 @@
 """The arithmetic of contract C1, for backends on which each replica runs its own program.
 
-C1 says that `fit` gives the numbers of one device. User code is written for one device, so the loss
+C1 says that `fit` gives the results of one device. User code is written for one device, so the loss
 of a replica is a mean over the replica's own examples. Replica ``r`` holds ``n_r`` of the ``N``
 examples of the global batch. All functions of this module serve one equation::
 
@@ -40,10 +40,10 @@ def weighted(gradient: Any, weight: Any) -> Any:
 def weight_of_gradients(optimizer: keras.Optimizer, weight: object) -> Any:
     """Returns the weight by which a replica's gradients must still be multiplied.
 
-    If the loss was multiplied by the weight before a LossScaleOptimizer scaled it, the weight
-    returned is 1, or 0 on an empty replica.
+    With a LossScaleOptimizer the loss has already been multiplied by the weight. Then the result is
+    1, or 0 on a replica without examples.
     """
-    # The weight is still 0 for an empty replica, because its gradients may be NaN.
+    # Gradients of an empty replica may be NaN, so they still need the weight 0.
     return presence(weight) if isinstance(optimizer, keras_compat.LossScaleOptimizer) else weight
 
 
@@ -60,7 +60,7 @@ def per_weight(value: Any, weight: Any) -> Any:
 
 
 def call_loss(original: Callable[..., Any], loss: Any, y_true: Any, y_pred: Any) -> Any:
-    """Calls a loss made from a function; if Keras's function mixes examples, it gets all rows.
+    """Calls a loss that wraps a function; if Keras's function mixes examples, it gets all rows.
 
     All replicas must call this function. Most functions that mix examples return one value for all
     rows. Only `circle` returns a value for each row; then the values of this replica's rows are
@@ -81,7 +81,7 @@ def call_loss(original: Callable[..., Any], loss: Any, y_true: Any, y_pred: Any)
 
 
 def require_losses(model: Any) -> None:
-    """Refuses losses that mix examples, if this Keras has no function to hook for them."""
+    """Refuses losses that mix examples, if this Keras lacks the function that kerasdist hooks."""
     if internals.LOSS_OF_FUNCTION.is_there() or keras_compat.backend_name() == "jax":
         return  # on JAX, `fit` has the whole batch
     losses = keras.tree.flatten(model.loss), keras_compat.held_by(model, keras.losses.Loss)
@@ -90,7 +90,7 @@ def require_losses(model: Any) -> None:
 
 
 def gather_rows(replica: ReplicaLike, structure: object) -> Any:
-    """Returns a structure with the rows and masks of all replicas, all of which must call this."""
+    """Gathers the rows and masks of a structure's tensors. All replicas must call this function."""
 
     def gather(leaf: object) -> Any:
         if leaf is None or isinstance(leaf, str | bool | int | float):
@@ -131,12 +131,13 @@ def reduce_loss(  # noqa: PLR0917  Keras's parameters
     if reduction in (None, "none") or is_reduced:
         return original(values, sample_weight, mask, reduction, dtype)
     # A replica's sample weights may all be zero; before Keras 3.15, 0 / 0 has a NaN gradient on
-    # PyTorch. So Keras only sums, and the sum is divided once, by the weights of all replicas.
+    # PyTorch. So Keras only sums the losses here. Below, the sum is divided once, by the sum of the
+    # weights of all replicas.
     divides_sum = reduction == _WEIGHTED_MEAN and not (sample_weight is None and mask is None)
     own_reduction = "sum" if divides_sum else reduction
     loss = original(values, sample_weight, mask, own_reduction, dtype)
     if len(loss.shape) > 0:
-        loss = ops.sum(loss)  # Keras does not reduce the losses of zero examples, of shape (0,)
+        loss = ops.sum(loss)  # for zero examples, Keras returns the losses, of shape (0,)
     weight = replica.local_batch.weight
     if reduction == "sum":
         return per_weight(loss, weight)

@@ -1,4 +1,4 @@
-"""Models made outside of a strategy's scope, and Keras's own distribution."""
+"""Checks for models made outside of a strategy's scope, and for ``keras.distribution``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TRAINING = ("fit", "train_on_batch")
 
 
 def require_no_scope(model: keras.Model) -> None:
-    """Refuses to compile a model in a strategy's scope if it was made outside of that scope."""
+    """Refuses to compile, in a strategy's scope, a model that was made outside of the scope."""
     here = context.strategy_in_force()
     if here.num_replicas_in_sync > 1:
         raise ScopeError(
@@ -43,7 +43,7 @@ def require_one_distribution(strategy: object) -> None:
 
 
 def require_unwrapped() -> None:
-    """Refuses a model made outside of the scope if Keras would distribute it over the job."""
+    """Refuses a model without a strategy if kerasdist cannot keep Keras from wrapping it in DDP."""
     wraps = keras_compat.internals.INITIALIZE_DDP
     is_here = keras_compat.backend_name() in wraps.backends
     if is_here and current_job() is not None and wraps.is_gone():
@@ -79,7 +79,7 @@ def warn(model: keras.Model, call: str) -> None:
 
 
 def take_on(model: keras.Model) -> None:
-    """Prepares training of a model that has no strategy but shares a strategy's layers."""
+    """Prepares training of a model that has no strategy, but has layers of a strategy's model."""
     owners = [ownership.strategy_of(variable) for variable in model.variables]
     for owner in {id(one): one for one in owners if one is not None}.values():
         replicas = owner.replica_set

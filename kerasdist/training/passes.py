@@ -1,8 +1,8 @@
 """Training in passes: how many rows a pass has, and which models are refused.
 
 A pass calls the model for some of a replica's rows; a backend's trainer makes the passes. If a
-layer depends on other rows of the batch, or keeps state from its calls, passes give other results
-than one call. Training a model with such a layer raises an error.
+layer depends on rows outside of the pass, or keeps state from one call to the next, passes give
+other results than one call for all rows. Training a model with such a layer raises an error.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kerasdist.errors import UnsupportedError
 
 
 def most_rows(trainer: TrainerLike) -> int | None:
-    """Returns the most rows of a replica that one pass may have; None if a call is one pass."""
+    """Returns the most rows of a replica that one pass may have; None if a pass has all rows."""
     if current.trial is not None and not current.trial.makes_passes:
         return None
     most = config.most_examples_at_once()
@@ -29,14 +29,14 @@ def most_rows(trainer: TrainerLike) -> int | None:
 
 
 def rows_of(args: Sequence[Any]) -> int:
-    """Returns how many examples a call has; 0 if that is not known."""
+    """Returns the number of examples in the arguments of a call; 0 if it is not known."""
     leaves = [one for one in flatten(list(args[:1])) if one is not None]
     sizes = {one.shape[0] if np.ndim(one) else 0 for one in leaves if hasattr(one, "shape")}
     return sizes.pop() if len(sizes) == 1 else 0
 
 
 def require_rows_alone(model: Any) -> None:
-    """Refuses, before a step runs, layers and losses that depend on more rows than a pass has."""
+    """Refuses, before a step runs, layers that depend on rows outside of a pass, or add losses."""
     for layer in keras_compat.flat_layers(model):
         if isinstance(layer, keras.layers.BatchNormalization) and layer.trainable:
             raise refused(f"layer={layer.name!r}, which normalizes by the whole global batch")
@@ -54,8 +54,8 @@ def require_nothing_kept(
 ) -> None:
     """Refuses a call that changes a seed, statistics or another state, or that adds a loss.
 
-    `changed` has an entry for each variable that is not trainable, then one for each of `metrics`:
-    whether the call has changed it.
+    `changed` says whether the call has changed each non-trainable variable, and then each variable
+    of `metrics`.
     """
     state = [*model.non_trainable_variables, *metrics]
     for variable, is_changed in zip(state, changed, strict=True):

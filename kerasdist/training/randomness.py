@@ -1,8 +1,8 @@
-"""Random draws, which differ between replicas and do not depend on timing.
+"""Random numbers that differ between replicas and do not depend on the timing of replicas.
 
-With `kerasdist.config.set_draws("global")`, each replica on TensorFlow and PyTorch draws for the
-whole batch from one seed and takes the draws of its own rows. The drawn numbers equal the draws of
-one device.
+With `kerasdist.config.set_draws("global")`, each replica on TensorFlow and PyTorch draws random
+numbers for all rows of the global batch, from a seed that is equal on all replicas, and uses only
+the numbers of its own rows. These numbers are the ones that a single device draws for the rows.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from kerasdist import config, keras_compat
 from kerasdist.core.context import current, replaced
 from kerasdist.keras_compat import internals, ops
 
-# The distance between the seeds of two replicas: the 32-bit golden ratio, halved to fit int32.
-# The distance must be large: torch's generator adds the two numbers of a seed, and one of them
-# counts up. With a small distance, a replica would therefore repeat the draws of the next replica.
+# The difference between the seeds of a replica and of the next replica: the 32-bit golden ratio,
+# halved to fit int32. On PyTorch, Keras adds the two numbers of a seed, and one of these numbers
+# counts up. With a small difference, a replica would soon use the same seeds as the next replica.
 _STRIDE = 0x4F1BBCDC
 
-# For each random function of Keras's backend: the argument whose first axis is the axis of rows.
+# For each random function of Keras's backend: the argument that gives the number of rows.
 _SIZED_BY = {
     "normal": "shape",
     "uniform": "shape",
@@ -59,7 +59,7 @@ def draw_rows(original: Callable[..., Any], *args: object, **kwargs: object) -> 
     with replaced(current, "draws_for_all", True):
         drawn = original(*call.args, **call.kwargs)
     own = drawn[begin : begin + shape[0]]
-    if not isinstance(begin, int):  # the graph has lost the static size by slicing
+    if not isinstance(begin, int):  # the slice has lost the static number of rows
         own = ops.reshape(own, (shape[0], *own.shape[1:]))
     return given * own if sized_by == "inputs" else own
 
@@ -72,17 +72,17 @@ def _wants_rows(replica: Any) -> bool:
 
 
 def _span(count: Any, replica: Any) -> tuple[Any, Any]:
-    """Returns how many entries one device draws, and where this replica's entries begin in them.
+    """Returns how many entries one device draws, and the index of this replica's first entry.
 
-    The replica itself would draw `count` entries. If `count` is not a multiple of the replica's
-    rows, as for noise on weights, `count` is returned unchanged, and the entries begin at 0.
+    Without this function, the replica would draw `count` entries. If `count` is not a multiple of
+    the replica's rows, as for noise on weights, `count` and 0 are returned.
     """
     size, total = replica.local_batch.size, replica.local_batch.total
     if all(isinstance(one, int) for one in (count, size, total)):
         least, most, choose = min, max, _choose
     else:
         least, most, choose = ops.minimum, ops.maximum, ops.where
-    size = most(size, 1)  # a replica without rows has one stand-in row
+    size = most(size, 1)  # a replica without rows computes one stand-in row
     each, rest = total // replica.num_replicas_in_sync, total % replica.num_replicas_in_sync
     index = replica.replica_id_in_sync_group
     begin = least(index * each + least(index, rest), most(total - size, 0))
@@ -125,7 +125,8 @@ def draw_seed(
 def require_draws(model: Any) -> None:
     """Refuses a model with random draws if the replicas could not draw different numbers.
 
-    Keras's dropout on PyTorch takes no seed, so it never calls `draw_seed`.
+    `draw_seed` does not check this for all models, because Keras's dropout on PyTorch never calls
+    it.
     """
     if keras_compat.backend_name() != "jax" and keras_compat.seed_states(model):
         internals.RANDOM.require()

@@ -1,13 +1,14 @@
-"""Saving under a strategy: the file is complete or as it was, whichever workers call `save`.
+"""Saves models under a strategy: which workers write files, and when the others wait for them.
 
 If all workers save to one path, the chief writes the file and the others wait for it. If each
 worker has a path of its own, or only one worker saves, each worker that saves writes its own file.
 See ADR 15.
 
-Models of KerasHub have methods of their own that write files. For Hugging Face's format, such a
-method puts all weights into a dictionary and writes this to a file. kerasdist gives the method
-symbolic tensors in the place of variables. So the dictionary says how each entry is computed, and
-the entries are computed and written one by one. KerasHub's own code writes the other files.
+Models of KerasHub have further methods that write files. The method for Hugging Face's format puts
+all weights into a dictionary at once, and writes the dictionary to a file. kerasdist lets this
+method read symbolic tensors instead of variables. The dictionary then says how each entry of the
+file is computed, and kerasdist computes and writes one entry after another. KerasHub's own code
+writes the other files.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def save(
     if trainer is None or not isinstance(filepath, str | os.PathLike):
         return original(model, filepath, *args, **kwargs)
     path = os.fspath(filepath)
-    # A temporary name: a callback of kerasdist saves, and does so on the chief alone.
+    # Only kerasdist's own callbacks save to such a temporary name, and only on the chief.
     if whole_files.is_unfinished(path):
         return original(model, filepath, *args, **kwargs)
     if not whole_files.is_remote(path):
@@ -84,7 +85,8 @@ def save(
 
     def write_whole() -> None:
         if function == "save_weights_only" and not (is_one_file or whole_files.is_remote(path)):
-            # The files name each other. Each new file replaces an old file of the same name.
+            # The files contain each other's names, so each file must be written under its final
+            # name. Each new file replaces an old file of the same name.
             with tempfile.TemporaryDirectory(prefix="unfinished-", dir=Path(path).parent) as folder:
                 write_into(folder)
                 for file in Path(folder).iterdir():
@@ -104,9 +106,9 @@ def save(
     elif job.is_chief:
         job.write_for_all(write, path)
     elif all_read:
-        # The chief gathers sharded variables, for which it needs all workers. So this worker saves
-        # too, to a temporary folder.
-        # If this worker cannot see the chief's file, it moves its own copy to the path.
+        # The chief gathers sharded variables, in collectives of all workers. So this worker saves
+        # too, to a temporary folder. If this worker cannot see the chief's file, it moves its own
+        # copy to the path.
         with tempfile.TemporaryDirectory() as folder:
             write_into(folder)
             if not job.is_written_by_chief(path):
@@ -117,19 +119,20 @@ def save(
 
 
 def _place_of(error: OSError) -> str:
-    """Returns words for the variable that Keras was writing when an error came; "" for none."""
+    """Returns text that names the variable that Keras was writing when `error` came, or ""."""
     layer: Any = None
     entries: list[tuple[Any, str, Any]] = []
     for frame, _ in traceback.walk_tb(error.__traceback__):
         known = frame.f_locals
-        if frame.f_code.co_name == "save_own_variables":  # a public method, which users override
+        if frame.f_code.co_name == "save_own_variables":  # public in Keras, so the name is stable
             layer = known.get("self")
         elif frame.f_code.co_name == "__setitem__" and layer is not None and "key" in known:
             entries.append((layer, str(known["key"]), known.get("value")))
     if not entries:
         return ""
     owner, key, value = entries[-1]
-    # Layers that have adapters or are quantized write other values, or write in another order.
+    # The entry's number is the index of the variable, except in layers that have adapters or are
+    # quantized. So the shapes must be equal, too.
     its = owner.variables[int(key)] if key.isdigit() and int(key) < len(owner.variables) else None
     if its is not None and tuple(its.shape) == np.shape(value):
         return f", at the variable {its.path!r}"
@@ -139,7 +142,7 @@ def _place_of(error: OSError) -> str:
 def refuse_save(
     original: Original, model: keras.Model, filepath: object, *args: object, **kwargs: object
 ) -> Any:
-    """Refuses to save in a job if Keras lacks the hook by which only one worker writes."""
+    """Refuses to save in a job if kerasdist cannot hook Keras so that only one worker writes."""
     trainer, internals = trainer_of(model), keras_compat.internals
     needed = internals.SAVE_MODEL if original.__name__ == "save" else internals.SAVE_WEIGHTS
     if needed is internals.SAVE_MODEL and str(filepath).endswith((".h5", ".hdf5", ".keras.h5")):
@@ -206,7 +209,7 @@ def _export(original: Original, model: keras.Model, path: str) -> None:
 
 @final
 class _Seen:
-    """Stands for a layer, with symbols as variables; a weight's symbol includes LoRA adapters."""
+    """Stands for a layer whose variables are symbolic tensors; LoRA is added to the weight."""
 
     def __init__(self, layer: keras.Layer, symbols: _Symbols) -> None:
         self._layer = layer
@@ -224,7 +227,7 @@ class _Seen:
         if name == merged:
             return getattr(type(layer), name).fget(self)
         found = symbols.of(getattr(layer, name))
-        if name == "weights" and isinstance(found, list):  # the adapters belong to the first weight
+        if name == "weights" and isinstance(found, list):  # the first weight with its adapters
             return [getattr(self, merged), *found[1:]]
         return found
 
@@ -234,7 +237,7 @@ class _Symbols:
     """Makes one symbolic tensor for each variable.
 
     Attributes:
-        variables: The variables that have a symbol, by the id of the symbol.
+        variables: The variables that have a symbolic tensor, by the id of this tensor.
     """
 
     def __init__(self) -> None:
@@ -242,7 +245,7 @@ class _Symbols:
         self._known: dict[int, keras.KerasTensor] = {}
 
     def of(self, value: object) -> object:
-        """Returns a value with symbols in the place of variables, even of variables in layers."""
+        """Returns `value` with a symbolic tensor for each variable, also in layers."""
         if isinstance(value, keras.Variable):
             symbol = self._known.get(id(value))
             if symbol is None:
@@ -262,7 +265,7 @@ class _Symbols:
 def _without_weights(
     model: keras.Model, symbols: _Symbols
 ) -> Iterator[dict[str, keras.KerasTensor]]:
-    """Keeps KerasHub from writing weights; yields their entries by name, as symbolic tensors."""
+    """Keeps KerasHub from writing weights; yields the weights by name, as symbolic tensors."""
     kind = type(getattr(model, "backbone", model)).__name__
     try:
         exporters = importlib.import_module(_EXPORTER).MODEL_EXPORTERS
@@ -299,7 +302,7 @@ def _write(path: Path, entries: Mapping[str, keras.KerasTensor], symbols: _Symbo
         header[name] = {"dtype": kind, "shape": shape, "data_offsets": [begin, end]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    path.unlink()  # KerasHub's file may have other permissions than a new file
+    path.unlink()  # KerasHub's file may have unusual permissions, a new file has the usual ones
     with path.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for name, entry in entries.items():

@@ -2,9 +2,9 @@
 
 Keras's loops call methods of the model. If the model's class does not override such a method, the
 hooks of `training.hooks` call the model's trainer instead. A trainer decides how a step gets its
-data and how it is compiled, never what the step computes. A `train_step` that the user defines
-still takes precedence, and so does everything else that a user's class defines or that is set on
-the model.
+data and how the step is compiled, but never what the step computes. A `train_step` that the user
+defines still takes precedence, and so does everything else that a user's class defines or that is
+set on the model.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ Original = Callable[..., Any]
 _REPORTING = ("train_step", "test_step", "compute_metrics", "get_metrics_result")
 
 
-# If a user overrides one of these without super(), a step runs on one device only.
-# `require_made` refuses that.
+# If a user overrides one of these methods and does not call super(), a step runs on one device
+# only. Then `require_made` raises an error.
 STEPS = {
     "make_train_function": "train_step",
     "make_test_function": "test_step",
@@ -45,8 +45,8 @@ class ReplicatedTrainer:
     """Runs the steps of one Keras model on the replicas of its strategy.
 
     This class is abstract, and every backend has a subclass. A method listed in `HOOKED` replaces
-    the model's method of that name. The arguments of this method are Keras's own method and then
-    the arguments of the call.
+    the model's method of that name. The trainer's method gets Keras's own method as its first
+    argument, and then the arguments of the call.
 
     Attributes:
         model: The Keras model.
@@ -54,17 +54,17 @@ class ReplicatedTrainer:
         replicas: The strategy's replica set.
         given_metrics: The metrics and weighted metrics that ``compile`` got, flattened; None stands
             for an output without metrics.
-        made: The names of `STEPS` for which the trainer has made its function.
-        most_rows: The most rows of a replica in one pass, found by a trial; None for all rows.
+        made: The keys of `STEPS` whose functions the trainer has made.
+        most_rows: The most rows of a replica in one pass, found by trial steps; None for all rows.
         most_examples: The largest batch, in examples, for which `most_rows` is known.
-        runs_builtin_steps: Whether no user-defined code changes what a step reports; known once
-            a step has been made.
+        runs_builtin_steps: Whether no user-defined code changes what a step reports. The value is
+            known when the function of a step has been made.
         sums_metrics: Whether steps already sum the metrics over processes, so that Keras must not
             sum them again when it reads the results.
     """
 
-    # The hooks are listed under these names in the table of patches. Each backend's class makes the
-    # functions of `fit`, `evaluate` and `predict`.
+    # The table of patches lists the hooks under these names. Each backend's subclass defines the
+    # methods that make the functions of `fit`, `evaluate` and `predict`.
     HOOKED: tuple[str, ...] = (
         "make_train_function",
         "make_test_function",
@@ -120,7 +120,7 @@ class ReplicatedTrainer:
             self.model(symbolic)
 
     def prepare_step(self, batch: Any) -> None:
-        """Makes the variables, the metrics and the optimizer's state of a training step."""
+        """Builds the model, metrics and optimizer for a batch, and makes the train function."""
         keras_compat.build_symbolically(self.model, batch)
         self.model.make_train_function()
 
@@ -131,8 +131,8 @@ class ReplicatedTrainer:
 
     @contextmanager
     def building(self) -> Generator[None]:
-        """Opens the scope, so that the variables that building makes belong to the strategy."""
-        # A replica's step may build another model; in such a step the strategy is already in force.
+        """Opens the scope, so that variables of layers built now belong to the strategy."""
+        # A replica's step may build another model. In such a step the scope need not be opened.
         with (
             self.strategy.scope() if current.replica is None else nullcontext(),
             nullcontext() if current.replicas else whole_step(self.strategy),
@@ -187,7 +187,7 @@ class ReplicatedTrainer:
                 trainer.most_rows, trainer.most_examples = rows, examples
 
     def require_passes(self) -> None:
-        """Refuses a model whose calls cannot be made in passes, as far as that is known."""
+        """Refuses a model that cannot be called in passes, if this is known before a step runs."""
         passes.require_rows_alone(self.model)
 
     def has_builtin(self, step: str) -> bool:
@@ -195,7 +195,7 @@ class ReplicatedTrainer:
         return keras_compat.is_builtin(defined_by_user(self.model, step))
 
     def note_overrides(self) -> bool:
-        """Sets and returns `runs_builtin_steps`, when a step is made."""
+        """Sets and returns `runs_builtin_steps`."""
         self.runs_builtin_steps = all(map(self.has_builtin, _REPORTING))
         return self.runs_builtin_steps
 
@@ -225,7 +225,7 @@ def defined_by_class(kind: type, name: str) -> Any:
 
 
 def watch_functions(trainer: TrainerLike, given: dict[str, Any]) -> None:
-    """Adds a callback that checks, before a step, whether the trainer has made its function."""
+    """Adds a callback that calls `require_made` when training, evaluation or prediction begins."""
     is_alone = trainer.replicas.num_replicas == 1
     if is_alone or all(map(trainer.has_builtin, STEPS)):
         return
@@ -242,7 +242,7 @@ def watch_functions(trainer: TrainerLike, given: dict[str, Any]) -> None:
 
 
 def require_made(trainer: TrainerLike, name: str) -> None:
-    """Raises unless the trainer made the function, if there are several replicas."""
+    """Raises an error if there are several replicas and the trainer has not made the function."""
     if trainer.replicas.num_replicas == 1 or name in trainer.made:
         return
     model = trainer.model

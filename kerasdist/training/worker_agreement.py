@@ -1,4 +1,4 @@
-"""Compares a call that all workers of a job make together, before the call begins."""
+"""Checks that all workers of a job make the same call, before the call begins."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kerasdist.config import draws, most_examples_at_once
 from kerasdist.core.context import replaced
 from kerasdist.job.job import Job
 
-# The advice for workers that have different data.
+# The advice in the error for workers that make different calls.
 _ADVICE = (
     "All of them must run the same script in the same environment, with the same data and the same "
     "seed. If each worker has data of its own, pass a dataset with "
@@ -41,7 +41,7 @@ def given(job: Job, replicas: ReplicaSet, arguments: Mapping[str, Any]) -> dict[
 def working(
     name: str, replicas: ReplicaSet, model: Any, facts: Mapping[str, Any] | None = None
 ) -> Generator[None]:
-    """Returns a context for a step of a model that all workers must take together."""
+    """Returns a context for a step of all workers; first they compare the model and `facts`."""
     job = replicas.job
     if job is None:
         yield
@@ -61,16 +61,17 @@ def calling(
     call: inspect.BoundArguments,
     facts: Mapping[str, Any],
 ) -> Generator[None]:
-    """Returns a context for a call of `fit`, `evaluate` or `predict` by all workers."""
+    """Returns a context for `fit`, `evaluate` or `predict`; first the workers compare the call."""
     model, *_ = call.args
     is_inner = job.is_watched
     with job.translating_failures(name):
-        if is_inner:  # a call within `fit`, which this worker may have come to with fewer batches
+        if is_inner:  # in `fit`, workers may have read different batches before this call
             replicas.first_batches.require_equal_since(f"the call of {name}")
         else:
             replicas.first_batches.history.clear()
         own = {} if is_inner else description.facts_of(model, anew=name == "fit")
-        # Otherwise a worker with more new variables would wait for the others in the first step.
+        # Without this comparison, a worker with more new variables would wait for the others in the
+        # first step.
         own["new variables in the scope"] = len(replicas.initial_broadcast.waiting())
         _agree(job, name, model, own, {**facts, **_of_data(call.arguments)})
         if not is_inner:
@@ -88,7 +89,7 @@ def calling(
 
 @contextmanager
 def _in_call(job: Job, replicas: ReplicaSet, arguments: Mapping[str, Any]) -> Generator[None]:
-    """Sets `is_in_call`, and `batch_logs_matter` if any worker's callback reads such logs."""
+    """Sets `is_in_call`, and `batch_logs_matter` if any worker uses the logs of batches."""
     outer = replicas.batch_logs_matter
     callbacks = arguments.get("callbacks")
     acts = any(map(_acts_on_batches, keras_compat.callbacks_of(callbacks)))
