@@ -116,7 +116,7 @@ class Watch:
 
 
 def are_named(environ: Mapping[str, str]) -> bool:
-    """Returns whether an environment variable names GPUs for a process; they need not exist."""
+    """Returns whether an environment variable names GPUs for a process, existing or not."""
     return any(_NAME.match(environ.get(variable, "").strip()) for variable in (CUDA, HIP, ROCR))
 
 

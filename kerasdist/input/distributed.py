@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 
 class DistributedDataset(EarlierNames, abc.ABC):
-    """A dataset whose batches have a component on every replica; it can be iterated repeatedly.
+    """A dataset whose batches are distributed values, with a component on every replica.
 
-    Iterators of the dataset have `get_next` and `element_spec`, like
+    The dataset can be iterated repeatedly. Its iterators have `get_next` and `element_spec`, like
     ``tf.distribute.DistributedIterator``.
 
     Example::
@@ -52,7 +52,7 @@ class DistributedDataset(EarlierNames, abc.ABC):
         return DistributedIterator(self, _read_ahead(self._batches(), ahead))
 
     def __bool__(self) -> bool:
-        return True  # also if the dataset is empty, or its length is unknown
+        return True  # even if the dataset is empty, or its length is unknown
 
     @property
     def element_spec(self) -> Any:
@@ -305,7 +305,7 @@ def from_function(
     here = strategy.local_replicas
     count = replicas if each else replicas // len(here)
     own = here if each else [here.start // len(here)]
-    keras_compat.leave_accelerators()  # the function may start TensorFlow
+    keras_compat.leave_accelerators()  # `dataset_fn` may start TensorFlow
     pipelines = [dataset_fn(InputContext(count, index, replicas)) for index in own]
     if replicas == 1:
         return distributed(pipelines[0], strategy, InputOptions())

@@ -34,7 +34,7 @@ def piece_sizes(total: int, replicas: int) -> tuple[int, ...]:
         replicas: Number of replicas, at least 1.
 
     Returns:
-        One size per replica. They sum to `total`, differ by at most 1, and never increase.
+        One size per replica. The sizes sum to `total`, differ by at most 1, and never increase.
     """
     return tuple(end - begin for begin, end in bounds_of_replicas(total, replicas))
 
@@ -130,7 +130,7 @@ def _is_list(value: object) -> bool:
 def has_rows(leaf: object) -> bool:
     """Returns whether a leaf is an array with an axis of examples."""
     if not hasattr(leaf, "shape") and not isinstance(leaf, NoneType | str | bytes | Number):
-        raise InputError(  # without this, every replica would get all rows
+        raise InputError(  # without this error, every replica would get all rows
             "Expected arrays in tuples, lists and dicts as a batch. Received: an object of type "
             f"{type(leaf).__name__}, which cannot be divided. Make a dict or a tuple of its arrays."
         )
@@ -164,7 +164,7 @@ class WorkerShard:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """How many rows each worker holds, by rank. In large jobs this takes too long for a step."""
+        """How many rows each worker holds, by rank. Computing this is slow in large jobs."""
         return self.given or piece_sizes(self.total, self.workers)
 
     @property

@@ -123,7 +123,7 @@ class EveryNthBatch(keras_compat.PyDataset):
 
     @property
     def num_batches(self) -> int | None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """The number of the selected batches; None if they do not end."""
+        """The number of the selected batches; None if the dataset is endless."""
         count = self._dataset.num_batches
         return None if count is None else len(range(self._first, count, self._step))
 

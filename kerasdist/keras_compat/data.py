@@ -134,7 +134,7 @@ def is_dataset(source: object) -> bool:
 
 
 def has_threads(source: object) -> bool:
-    """Returns whether several threads or processes make a source's batches, in any order."""
+    """Returns whether several threads or processes make a source's batches at the same time."""
     return isinstance(source, PyDataset) and source.workers > 1
 
 
@@ -270,7 +270,7 @@ def tensorflow_of(dataset: object) -> Any | None:
 
 
 def auto_shard_policy(dataset: Any) -> str | None:
-    """Returns the policy in the options of a ``tf.data`` dataset; None for other datasets."""
+    """Returns the auto-shard policy in the options of a ``tf.data`` dataset; None for others."""
     if tensorflow_of(dataset) is None:
         return None
     return dataset.options().experimental_distribute.auto_shard_policy.name

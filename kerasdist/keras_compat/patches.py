@@ -32,7 +32,7 @@ Function = Callable[..., Any]
 @final
 @dataclass(frozen=True)
 class Method:
-    """A replacement that is built once from the original, so that steps make one call less.
+    """A replacement that is built from the original only once, to save a call in each step.
 
     Attributes:
         make: A function that builds the replacement from the original.

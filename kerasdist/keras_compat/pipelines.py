@@ -1,4 +1,4 @@
-"""Data sources whose iterators can save their position, so that other iterators can continue.
+"""Data sources whose iterators can save a position, from which another iterator continues.
 
 Such sources are ``tf.data`` pipelines, which Keras accepts on every backend, Grain's datasets and
 loaders, and a ``DataLoader`` with ``state_dict`` and ``load_state_dict``, such as torchdata's.
@@ -22,7 +22,7 @@ from kerasdist.keras_compat.data import (
 )
 
 Begun = Callable[[Callable[[], Any]], Any]
-"""A function that returns an iterator; the argument is a function that makes the source's own."""
+"""A function that returns an iterator, given a function that makes the source's own iterator."""
 
 # `tf.data.experimental.ExternalStatePolicy.IGNORE`; kerasdist itself warns about lost state.
 _IGNORE = 1

@@ -207,7 +207,7 @@ def check_promise(backend: Backend) -> None:
     """
     visible, asked = gpus.visible(), gpus.are_named(os.environ)
     built = backend.uses_gpus() if visible or asked else None
-    if built is None:  # the machine has no GPU, or the framework may not use it
+    if built is None:  # no GPU is found or named, or the user has chosen the framework's GPUs
         return
     if visible and (built or asked):
         raise _unseen(backend, visible, 0)
