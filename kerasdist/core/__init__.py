@@ -1,3 +1,3 @@
-"""The lowest layer: code that every other package uses, without Keras and without a framework."""
+"""Code that the rest of kerasdist is built on; it needs neither Keras nor a framework."""
 
 __version__ = "0.1.0"

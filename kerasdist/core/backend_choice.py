@@ -30,7 +30,7 @@ TESTED = {
     "jax": ("0.8.2", "0.10.2", "0.12.0.1"),
     "torch": ("2.9.0", "2.13.0", "2.14.1", "2.15.0"),
 }
-"""The releases that docs/versions.md lists as passed; that page also lists nightlies."""
+"""The releases that docs/versions.md lists as passed; nightly builds are left out."""
 
 WANT_PROCESS_A_DEVICE = ("torch",)
 """The backends on which one process for each GPU is faster than one process for all GPUs."""
@@ -41,7 +41,7 @@ _DISTRIBUTIONS = {
     "keras": ("keras", "keras-nightly"),
     "tensorflow": ("tensorflow", "tensorflow-cpu", "tf-nightly"),
 }
-"""The names of a package's distributions, if package indexes have it under several names."""
+"""The names under which PyPI has a package, for packages that have several names."""
 
 
 @final
@@ -60,12 +60,12 @@ class BackendChoice:
 
     @property
     def is_keras_backend(self) -> bool:
-        """Whether Keras has a backend of this name, be it supported by kerasdist or not."""
+        """Whether Keras has a backend of this name, which kerasdist may not support."""
         return self.name in (*KNOWN, *_OTHERS)
 
     @property
     def problem(self) -> str | None:
-        """Why this interpreter cannot use the backend, and what to do; None if it can."""
+        """The error message for an unknown or missing backend; None if the backend can be used."""
         installed = [name for name in KNOWN if is_installed(name)]
         if self.name in installed:
             return None
@@ -86,7 +86,7 @@ class BackendChoice:
 
 
 def backend_choice(environ: Mapping[str, str] = os.environ) -> BackendChoice:
-    """Returns Keras's choice: the environment variable, else Keras's file, else TensorFlow."""
+    """Returns the backend in the environment variable, else in Keras's file, else TensorFlow."""
     if environ.get(VARIABLE):
         return BackendChoice(environ[VARIABLE], VARIABLE)
     home = environ.get("KERAS_HOME")
@@ -109,7 +109,7 @@ def is_installed(package: str) -> bool:
 
 
 def untested(backend: str) -> list[str]:
-    """Returns Keras and the framework with their versions, if these are not in `TESTED`."""
+    """Returns the untested ones of Keras and the framework, each with its version."""
     found = {name: framework_version(name) for name in ("keras", backend)}
     return [
         f"{name} {version}"
@@ -127,7 +127,7 @@ def framework_version(name: str) -> str | None:
 
 
 def distributions(package: str) -> dict[str, Distribution]:
-    """Returns a package's installed distributions, the one that Python imports first."""
+    """Returns a package's installed distributions by name; Python imports the first of them."""
     found: list[tuple[int, str, Distribution]] = []
     for name in _DISTRIBUTIONS.get(package, (package,)):
         try:
@@ -151,7 +151,7 @@ def floors() -> dict[str, str]:
 
     Returns an empty dict in a checkout that is not installed.
     """
-    from packaging.requirements import Requirement  # imported here, since it takes 10 ms
+    from packaging.requirements import Requirement  # imported here, since this import takes 10 ms
 
     declared = importlib.metadata.requires("kerasdist") if version_of("kerasdist") else None
     return {
@@ -189,9 +189,10 @@ def require_supported() -> None:
 
 
 def install_command(package: str, versions: str = "") -> str:
-    """Returns the command that replaces the installed version of a package by one of `versions`.
+    """Returns the command that installs a package, with a specifier of versions such as ``>=3.12``.
 
-    A nightly is uninstalled first, because pip would leave its files beside those of a release.
+    The command first uninstalls a nightly build, because pip would leave the nightly's files beside
+    the files of the release.
     """
     here = [*distributions(package)] or [package]
     if any("nightly" in name for name in here):
@@ -202,7 +203,7 @@ def install_command(package: str, versions: str = "") -> str:
 
 
 def version_of(package: str) -> str | None:
-    """Returns the version of a distribution that is installed, None if it is not."""
+    """Returns the version of an installed distribution, None if it is not installed."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

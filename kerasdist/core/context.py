@@ -1,11 +1,12 @@
-"""Knows which strategy is in force, and to which replica the running code belongs.
+"""Records which strategy is in force, and to which replica the running code belongs.
 
 Each thread has its own strategy and replica, as in ``tf.distribute``: a scope that one thread has
 entered has no effect in other threads. Outside every scope a default strategy of one replica is in
 force.
 
-The layers below `kerasdist.api` use a strategy through a protocol and a replica's context through
-its base class, because the classes themselves import those layers.
+The layers below `kerasdist.api` know strategies only by the protocol `StrategyLike`, and contexts
+of replicas only by the base class `ReplicaLike`. These layers cannot import the complete classes,
+because the complete classes import the layers.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class StrategyLike(Protocol):
 
     @property
     def sole_replica_context(self) -> Any:
-        """The `ReplicaContext` that user code sees while the rows of all replicas are one batch."""
+        """The `ReplicaContext` for user code that gets the rows of all replicas as one batch."""
         ...
 
     @property
@@ -72,18 +73,21 @@ class StrategyLike(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class ReplicaLike:
-    """The attributes of a `ReplicaContext` that lower layers use; that class describes them."""
+    """The attributes of a `ReplicaContext` that lower layers use.
+
+    The documentation of `ReplicaContext` describes these attributes.
+    """
 
     strategy: StrategyLike
     replica_id_in_sync_group: Any
     num_replicas_in_sync: int
     # The replica's `Collectives`.
     collectives: Any
-    # The `LocalBatch` of this replica in a step of `fit`; None if the code follows tf.distribute's
-    # rules.
+    # The replica's `LocalBatch` in a step of `fit`, `evaluate` or `predict`; None in a custom loop,
+    # which follows tf.distribute's rules.
     local_batch: Any = field(default=None, repr=False)
-    # For the id of each layer: the layer, and the losses that it added in this replica.
-    # Keras keeps such losses on the layer, but all replicas share the layers.
+    # For the id of each layer: the layer, and the losses that the layer added in this replica.
+    # Keras stores such losses in the layer itself, but all replicas share the layer.
     layer_losses: dict[int, tuple[Any, list[Any]]] = field(
         default_factory=dict[int, Any], repr=False
     )
@@ -95,17 +99,20 @@ class Current(threading.local):
     Attributes:
         replica: The replica whose code is running, for kerasdist's own use; None in cross-replica
             code and under the default strategy.
-        fit_replica: The same replica in a step of `fit`, `evaluate` or `predict`, else None.
-        trial: The trial of a training step that the thread takes part in, or None.
+        fit_replica: The same as `replica` in a step of `fit`, `evaluate` or `predict`, else None.
+        trial: The trial in which this thread takes part, or None. A trial is a training step that
+            uses copies of the variables.
         updates_copies: Whether the function given to `StrategyExtended.update` is running.
         meter: The `Meter` of the `fit` that this thread runs; None if that `fit` is not measured.
         scopes: The strategies whose scopes are open, the innermost last.
-        replicas: The values for `get_replica_context`, the innermost last. None stands for
-            cross-replica code that a replica has called. Within `whole_step` this list has an
-            entry, although `replica` is None.
-        placements: The open placements, the innermost last.
+        replicas: The contexts of replicas that this thread has entered, the innermost last.
+            `get_replica_context` returns the last one. An entry of None stands for cross-replica
+            code that a replica has called. `whole_step` adds an entry to this list, but leaves
+            `replica` None.
+        placements: The `Placement` objects that are open, the innermost last.
         draws_for_all: Whether a replica draws random numbers for all rows of the global batch.
-        issued_for: The code of a waiting thread for which this thread issues collectives; else "".
+        issued_for: While this thread issues a collective for another thread, the code of that
+            thread, which the record of collectives names; otherwise "".
         set_scope: The scope that `kerasdist.experimental_set_strategy` has opened, or None.
     """
 
@@ -126,7 +133,8 @@ class Current(threading.local):
 current = Current()
 _default: list[StrategyLike] = []
 
-# The module of the default strategy is imported by name, because it imports this module.
+# The module of the default strategy is imported only when it is needed, because that module imports
+# this one.
 _DEFAULT_HOME = "kerasdist.api.strategy"
 
 
@@ -180,7 +188,8 @@ def replica_scope(context: ReplicaLike | None) -> Generator[None]:
 def whole_step(strategy: StrategyLike) -> Generator[None]:
     """Runs code that handles the whole global batch.
 
-    User code then sees a single replica of the strategy, but `current.replica` stays None.
+    In the block `get_replica_context` returns the context of a single replica, but
+    `current.replica` stays None.
     """
     current.replicas.append(strategy.sole_replica_context)
     try:
@@ -201,7 +210,10 @@ def replaced(owner: object, name: str, value: object) -> Generator[None]:
 
 
 class Placement(abc.ABC):
-    """A framework's context that places new variables; it is left for models without a strategy."""
+    """A framework's context that decides on which devices new variables are placed.
+
+    kerasdist leaves the context while code of a model without a strategy runs.
+    """
 
     def __enter__(self) -> None:
         self.renew()
@@ -235,7 +247,7 @@ def placements_left() -> Generator[None]:
 
 
 def enclosing_replica() -> ReplicaLike | None:
-    """Returns the replica whose code called this code, directly or by `merge_call`."""
+    """Returns the replica whose code called this code, directly or by `merge_call`, or None."""
     for context in reversed(current.replicas):
         if context is not None:
             return context
@@ -265,7 +277,7 @@ def replica_context_in_force() -> ReplicaLike | None:
 
 
 def require_cross_replica(call: str, instead: str) -> None:
-    """Refuses a strategy's method in a replica's code, unless the strategy has only one replica."""
+    """Raises a `ScopeError` if `call` is made in the code of one of several replicas."""
     inside = current.replicas[-1] if current.replicas else None
     if inside is not None and inside.num_replicas_in_sync > 1:
         raise ScopeError(

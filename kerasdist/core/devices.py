@@ -12,7 +12,7 @@ from kerasdist.errors import DeviceError
 _KINDS = {"cpu": "cpu", "gpu": "gpu", "cuda": "gpu", "tpu": "tpu", "mps": "mps", "xpu": "xpu"}
 
 ACCELERATORS = ("tpu", "gpu", "xpu", "mps")
-"""The kinds of devices that a strategy prefers to CPUs; it takes the first kind that exists."""
+"""The kinds of devices that a strategy prefers to CPUs, the most preferred kind first."""
 
 # Matches names from plain "gpu" to "/job:localhost/replica:0/task:0/device:GPU:1".
 _NAME = re.compile(
@@ -101,7 +101,7 @@ GPU_BUILDS = {
 def check_available(
     devices: Iterable[Device], available: Iterable[Device], backend: str, cpus: Iterable[Device]
 ) -> None:
-    """Refuses a device that this machine does not have."""
+    """Raises a `DeviceError` if one of `devices` is not among the `available` devices."""
     devices, available = tuple(devices), tuple(available)
     if devices and not available and devices[0].kind != "cpu":
         kind = devices[0].kind

@@ -37,8 +37,9 @@ _TPU_ON_VM = "Run the script on the TPU's own VMs, and leave it out."
 _TOPOLOGY = "Write topology = kerasdist.tpu.initialize_tpu_system(resolver), which describes it."
 
 # The new name for each earlier name, by module or class.
-# The new name may be a member of a member, such as ``a.b``.
-# If it is empty, the name has not changed; ``a.`` means that the same name is a member of ``a``.
+# A new name may be a member of a member, such as ``a.b``.
+# The new name ``a.`` means that the member ``a`` has a member with the earlier name.
+# An empty new name means that the earlier name is found in `kerasdist` itself.
 # Here and in the tables below a key may be several names, separated by spaces.
 RENAMED: Mapping[str, Mapping[str, str]] = {
     "kerasdist": {
@@ -197,7 +198,8 @@ ARGUMENTS: Mapping[str, Mapping[str, str]] = {
     },
 }
 
-# Further values of arguments that are accepted, because kerasdist always does what they ask for.
+# The accepted values of these arguments. For other arguments they are None, False, 0 and "".
+# True and "grpc" are accepted here, because they ask for what kerasdist does by itself.
 _ACCEPTED = {
     "auto_shard_dataset": (None, False, True),
     "prefetch_on_device": (None, True),

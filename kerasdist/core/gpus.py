@@ -37,7 +37,7 @@ class Gpu:
     """A GPU of this machine.
 
     Attributes:
-        uuid: An id that no other GPU has, such as ``"GPU-6d0d..."``; a MIG part has ``"MIG-..."``.
+        uuid: An id that no other GPU has: ``"GPU-6d0d..."``, or ``"MIG-..."`` for a MIG device.
         name: The GPU's model.
         memory: The GPU's memory in bytes; None if the driver does not report the size.
         maker: ``"NVIDIA"`` or ``"AMD"``.
@@ -64,7 +64,7 @@ def visible(environ: Mapping[str, str] = os.environ, root: Path = Path("/")) -> 
     if nvidia:
         seen = _selected(nvidia, environ.get(CUDA))
         parts = tuple(gpu for gpu in seen if gpu.uuid.startswith(_MIG))
-        return parts[:1] or seen  # CUDA shows one MIG part to a process, and no other GPU
+        return parts[:1] or seen  # CUDA shows a process one MIG device, and no other GPU
     seen = _selected([(gpu,) for gpu in _amd(root)], environ.get(ROCR))
     return _selected([(gpu,) for gpu in seen], environ.get(HIP, environ.get(CUDA)))
 
@@ -77,8 +77,8 @@ class Usage:
     Attributes:
         used: The bytes of its memory that are in use.
         total: The bytes of its memory.
-        busy: The driver's utilization, from 0 to 1; None if the driver reports none, as for a MIG
-            part of a GPU.
+        busy: The GPU's utilization, from 0 to 1; None if the driver reports none, as for a MIG
+            device.
     """
 
     used: int
@@ -88,23 +88,23 @@ class Usage:
 
 @final
 class Watch:
-    """Asks NVML how much of some GPUs is in use; NVML stays open between the calls.
+    """Asks NVML how much of some GPUs is in use; NVML stays open between calls of `usage`.
 
     Args:
-        seen: The GPUs; those that are not NVIDIA's are left out.
+        seen: The GPUs to ask about; GPUs of other makers than NVIDIA are left out.
     """
 
     def __init__(self, seen: Sequence[Gpu]) -> None:
         self._handles: list[Any] = []
         nvml = _library()
-        # NVML raises an error for a GPU that has fallen off the bus
+        # If NVML raises an error, as for a GPU that has fallen off the bus, no GPU is watched.
         with contextlib.suppress(nvml.NVMLError):
             nvml.nvmlInit()
             uuids = [gpu.uuid for gpu in seen if gpu.maker == "NVIDIA"]
             self._handles = list(map(nvml.nvmlDeviceGetHandleByUUID, uuids))
 
     def usage(self) -> list[Usage]:
-        """Returns the usage of each GPU that reports it."""
+        """Returns the usage of each GPU that reports its memory."""
         found: list[Usage] = []
         for handle in self._handles:
             memory = ask("nvmlDeviceGetMemoryInfo", handle)
@@ -116,7 +116,7 @@ class Watch:
 
 
 def are_named(environ: Mapping[str, str]) -> bool:
-    """Returns whether an environment variable names GPUs for a process, even absent ones."""
+    """Returns whether an environment variable names GPUs for a process, existing or not."""
     return any(_NAME.match(environ.get(variable, "").strip()) for variable in (CUDA, HIP, ROCR))
 
 
@@ -144,7 +144,7 @@ def handles(nvml: Any) -> Iterator[tuple[int, Any]]:
 
 
 def ask(name: str, *arguments: object) -> Any:
-    """Calls a function of the opened NVML; returns None if NVML or the GPU refuses."""
+    """Returns the result of a function of NVML, None if NVML raises an error. NVML must be open."""
     nvml = _library()
     try:
         return getattr(nvml, name)(*arguments)
@@ -180,11 +180,12 @@ def part(count: int, workers: int, number: int) -> range:
 def own_share(seen: Sequence[tuple[str, Sequence[str]]], rank: int) -> list[str]:
     """Returns the UUIDs of a worker's own GPUs, given the GPUs that every worker sees.
 
-    Workers that see the same GPUs share them out in the order of their ranks. If a scheduler or a
-    launcher has given each worker GPUs of its own, the worker takes all that it sees.
+    Workers that see the same GPUs divide these GPUs in the order of the workers' ranks. If a
+    scheduler or a launcher has given each worker GPUs of its own, the worker takes all GPUs that it
+    sees.
 
     Args:
-        seen: Each worker's machine, and the UUIDs of the GPUs it sees.
+        seen: For each worker, its machine and the UUIDs of the GPUs that the worker sees.
         rank: The worker's number.
 
     Raises:
@@ -215,13 +216,14 @@ def own_share(seen: Sequence[tuple[str, Sequence[str]]], rank: int) -> list[str]
 
 
 def divide(environ: Mapping[str, str], workers: int) -> list[dict[str, str]]:
-    """Returns, for each worker of this machine, environment variables that hide all others' GPUs.
+    """Returns, for each worker here, environment variables that hide the other workers' GPUs.
 
-    With these variables a script cannot use another worker's GPUs, even before it makes a strategy.
-    If there are fewer GPUs than workers, no variable is returned, and the strategy raises an error.
+    With these variables a script cannot use another worker's GPUs, even before the
+    script makes a strategy. If there are fewer GPUs than workers, no variable is returned, and the
+    strategy raises an error.
 
     Args:
-        environ: The environment variables that the workers have without the returned ones.
+        environ: The workers' environment variables, without those that are to be returned.
         workers: How many workers this machine has.
     """
     if workers < 2:
@@ -235,7 +237,10 @@ def divide(environ: Mapping[str, str], workers: int) -> list[dict[str, str]]:
 
 
 def offered(environ: Mapping[str, str]) -> tuple[str, list[str]]:
-    """Returns the variable that chooses among this machine's GPUs, and the GPUs' names in it."""
+    """Returns the variable that selects this machine's GPUs, and the GPUs' names in the variable.
+
+    If the variable is not set, the names are the numbers of all GPUs of this machine.
+    """
     seen = visible(environ)
     is_hip = bool(seen) and seen[0].maker == "AMD" and not environ.get(CUDA)
     variable = HIP if is_hip else CUDA
@@ -252,7 +257,8 @@ def _library() -> Any:
 def _selected(found: Sequence[Sequence[Gpu]], text: str | None) -> tuple[Gpu, ...]:
     """Returns the GPUs that a variable names; the first unknown name ends the list, as in CUDA.
 
-    `found` has each GPU followed by its MIG parts; a GPU with parts stands for the first of them.
+    `found` has a sequence for each GPU: the GPU and then its MIG devices. As in CUDA, the name of a
+    GPU with MIG devices stands for the first MIG device.
     """
     if text is None:
         return tuple(gpus[:2][-1] for gpus in found)
@@ -262,7 +268,7 @@ def _selected(found: Sequence[Sequence[Gpu]], text: str | None) -> tuple[Gpu, ..
         if gpu is None:
             break
         if gpu in chosen:
-            return ()  # CUDA does the same if one GPU is named twice
+            return ()  # CUDA too shows no GPU if one GPU is named twice
         chosen.append(gpu)
     return tuple(chosen)
 
@@ -283,7 +289,7 @@ def _named(found: Sequence[Sequence[Gpu]], entry: str) -> Gpu | None:
 
 
 def _nvidia() -> Iterator[tuple[Gpu, ...]]:
-    """Yields each GPU that NVML shows, followed by its MIG parts."""
+    """Yields each GPU that NVML shows, followed by its MIG devices."""
     with opened_nvml() as nvml:
         if nvml is None:
             return
@@ -293,17 +299,17 @@ def _nvidia() -> Iterator[tuple[Gpu, ...]]:
 
 
 def _parts(handle: object) -> Iterator[Gpu]:
-    mode = ask("nvmlDeviceGetMigMode", handle)  # NVML refuses if the GPU cannot be divided
+    mode = ask("nvmlDeviceGetMigMode", handle)  # None if the GPU does not support MIG
     count = ask("nvmlDeviceGetMaxMigDeviceCount", handle) if mode and mode[0] else None
     for index in range(count or 0):
         part = ask("nvmlDeviceGetMigDeviceHandleByIndex", handle, index)
-        if part is not None:  # a GPU may have fewer parts than the maximum
+        if part is not None:  # a GPU may have fewer MIG devices
             yield _described(part)
 
 
 def _described(handle: object) -> Gpu:
     nvml = _library()
-    # NVML gives no memory for a GPU that shares the memory of its machine.
+    # NVML reports no size of memory for a GPU that shares the host's memory.
     memory = ask("nvmlDeviceGetMemoryInfo", handle)
     size = None if memory is None else int(memory.total)
     return Gpu(nvml.nvmlDeviceGetUUID(handle), nvml.nvmlDeviceGetName(handle), size)
@@ -317,7 +323,7 @@ def _amd(root: Path) -> Iterator[Gpu]:
             facts = _properties(node / "properties")
             minor = facts.get("drm_render_minor", 0)
             if not facts.get("simd_count") or not (root / f"dev/dri/renderD{minor}").exists():
-                continue  # a processor, or a GPU of another container
+                continue  # a CPU, or a GPU of another container
             banks = [_properties(bank) for bank in node.glob("mem_banks/*/properties")]
             name = (node / "name").read_text(encoding="utf-8").strip()
         except OSError:  # a GPU of another job, which this process may not read

@@ -31,8 +31,8 @@ class Chip:
         platform: The name of XLA's compiler for this chip: ``"cuda"`` or ``"tpu"``.
         memory: Bytes of memory of a chip.
         memory_rate: Bytes a second between the chip and its memory.
-        flops: Floating-point operations a second of the matrix units, by data type, with the
-            precision in which XLA multiplies that type by default.
+        flops: For each data type, the floating-point operations a second of the matrix units, in
+            the precision in which XLA multiplies this type by default.
         link_rate: Bytes a second that an all-reduce sends over a chip's fast links.
         network_rate: Bytes a second that a chip can send to other machines, or to other slices.
         link_latency: Seconds that one hop over a fast link takes.
@@ -79,9 +79,10 @@ _PCIE_RATES = {"p100": 15.75, "v100": 15.75, "a100": 31.5, "h100": 63.0, "h200":
 
 _KINDS = ("bfloat16", "float16", "float32", "float64")
 _HOPPER_FLOPS = (989.4, 989.4, 494.7, 66.9)
-# The values by name: title, memory in bytes, memory rate in GB/s, TFLOP/s by type.
-# Then the rate of the links in GB/s, and the rate of the network in Gbit/s.
-# XLA multiplies float32 in TF32 on the A100 and newer GPUs; older GPUs have no bfloat16.
+# For each GPU: title, memory in bytes, memory rate in GB/s, TFLOP/s of each type in `_KINDS`, rate
+# of the links in GB/s, rate of the network in Gbit/s.
+# On the A100 and newer GPUs the rate of float32 is that of TF32, in which XLA multiplies float32.
+# On older GPUs, which have no bfloat16, the rate of bfloat16 is that of float32.
 _GPUS = {
     "p100": ("P100 SXM2 16 GB", 17_071_734_784, 732, (10.6, 21.2, 10.6, 5.3), 72, 50),
     "v100": ("V100 SXM2 32 GB", 34_089_730_048, 900, (15.7, 125, 15.7, 7.8), 120, 50),
@@ -119,9 +120,10 @@ _GPU_SOURCES = {
         for name in ("h100", "h200")
     },
 }
-# The values by name: memory in GiB, memory rate in GB/s, TFLOP/s of bfloat16, in which XLA also
-# multiplies float32. Then the number of matrix units, None if XLA estimates no cycles for the chip.
-# Then chips and axes of a slice, and the rates of the links and of the network in Gbit/s.
+# For each TPU: memory in GiB, memory rate in GB/s, TFLOP/s of bfloat16, number of matrix units,
+# chips of the largest slice, axes of a slice, rates of the links and of the network in Gbit/s.
+# XLA multiplies float32 in bfloat16 too. The number of matrix units is None for a chip for which
+# XLA estimates no cycles.
 _TPUS = {
     "v5e": (16, 819, 197, 4, 256, 2, 1600, 25),
     "v5p": (95, 2765, 459, 8, 6144, 3, 4800, 50),
@@ -173,11 +175,11 @@ def _tpu(name: str) -> Chip:
 CHIPS = {**{name: _gpu(name) for name in _GPUS}, **{name: _tpu(name) for name in _TPUS}}
 """The accelerators that a plan can be made for, by name."""
 
-_OTHERS = {"pcie", "nvl", "mig"}  # words in the names of slower models, and of MIG parts
+_OTHERS = {"pcie", "nvl", "mig"}  # in names of slower models and of MIG devices
 
 
 def chip_of(name: str) -> Chip | None:
-    """Returns the chip for a driver's name, such as ``"NVIDIA H100 80GB HBM3"``.
+    """Returns the chip to which a driver gives this name, such as ``"NVIDIA H100 80GB HBM3"``.
 
     Returns None for a chip that is not in the table.
     """
@@ -198,10 +200,11 @@ _REGISTERS = """
   registers_per_core_limit: 65536
   registers_per_block_limit: 65536
 """
-# The values by name: multiprocessors, the units of each, clock, caches, compute capability.
+# For each GPU: multiprocessors, FP32 units of each, clock in GHz, bytes of L2 cache, bytes of
+# shared memory of a multiprocessor and of a block, major compute capability.
 _HOPPER = (132, 128, 1.98, 52_428_800, 233_472, 232_448, 9)
 _ARCHITECTURES = {
-    # CUDA 13 has no compiler for these GPUs' compute capabilities, so the A100's takes their place.
+    # CUDA 13 cannot compile for the P100 and the V100, so they get the A100's compute capability.
     "p100": (56, 64, 1.48, 4_194_304, 65_536, 49_152, 8),
     "v100": (80, 64, 1.53, 6_291_456, 98_304, 98_304, 8),
     "a100": (108, 64, 1.41, 41_943_040, 167_936, 166_912, 8),
@@ -211,7 +214,7 @@ _ARCHITECTURES = {
 
 
 def target_config(chip: Chip) -> str | None:
-    """Returns the description by which XLA compiles for a GPU; None for a TPU."""
+    """Returns the text that describes a GPU to XLA's compiler; None for a TPU."""
     if chip.platform != "cuda":
         return None
     cores, units, clock, cache, shared, shared_by_choice, major = _ARCHITECTURES[chip.name]
@@ -260,7 +263,7 @@ class Target:
         return f"{sizes.removeprefix('1x')}x{self.chip.name}"
 
     def with_network(self, part: float) -> Target:
-        """Returns this target with a fraction of the rate between machines or slices."""
+        """Returns this target with the rate between machines or slices multiplied by `part`."""
         if part == 1.0:
             return self
         said = f"network: {part:.0%} of its rate, as --network-efficiency says"
@@ -333,7 +336,7 @@ def _wrong(text: str, hint: str) -> DeviceError:
 
 
 def group_of(chip: Chip, devices: int) -> Target:
-    """Returns a target of `devices` devices, in full machines or in slices that are nearly cubes.
+    """Returns a target with `devices` devices: full machines of GPUs, or nearly cubic TPU slices.
 
     Args:
         chip: The kind of accelerator.

@@ -34,14 +34,15 @@ class Internal:
     """A part of Keras or of a framework that is not public: a function, a class, an attribute.
 
     Attributes:
-        spellings: The versions that have the internal, by its path, the newest first. A path is
-            ``"module:Owner.name"``, ``"module:name"``, or ``"module:"`` for a whole module. The
-            last name may also be an attribute that objects of the owner get when they are made.
-            Versions are `EVERY_VERSION`, ``"3.12 to 3.15"``, or ``"3.16"`` for "from 3.16 on".
-            kerasdist does not need the internal before the first of these versions.
+        spellings: For each path that the internal has or had, the versions with this path. The
+            newest path comes first. A path is ``"module:Owner.name"``, ``"module:name"``, or
+            ``"module:"`` for a whole module. The last name may also be an attribute that methods of
+            the class `Owner` set. Versions are `EVERY_VERSION`, ``"3.12 to 3.15"``, or ``"3.16"``
+            for "from 3.16 on". In versions older than all of these, kerasdist does not need the
+            internal.
         feature: The feature that needs this internal, in a user's words.
         without: What happens if the internal is missing.
-        backends: The backends that use the internal; all of them, if empty.
+        backends: The backends on which kerasdist uses the internal; empty for all backends.
         in_each_fit: Whether every `fit` of a strategy's model needs the internal.
     """
 
@@ -63,7 +64,7 @@ class Internal:
 
     @functools.cached_property
     def path(self) -> str | None:
-        """The spelling in the installed version; None if that version lacks the internal."""
+        """The path in the installed version; None if that version lacks the internal."""
         return next((path for path in self.spellings if _has(path)), None)
 
     def is_there(self) -> bool:
@@ -98,7 +99,7 @@ class Internal:
         return self._found
 
     def of(self, instance: object) -> Any:
-        """Returns the value of this internal attribute of an object.
+        """Returns the value of this attribute of an object.
 
         Raises:
             VersionError: If the object has no such attribute.
@@ -137,7 +138,7 @@ def internal(
     *,
     in_each_fit: bool = False,
 ) -> Internal:
-    """Returns an internal that has one spelling in all supported versions."""
+    """Returns an internal that has the same path in all supported versions."""
     return Internal({path: EVERY_VERSION}, feature, without, backends, in_each_fit)
 
 
@@ -175,7 +176,7 @@ def _has(path: str) -> bool:
 
 @functools.cache
 def _names_used_in(path: str) -> frozenset[str]:
-    """Returns the names and strings that a function, or the methods of a class, mention."""
+    """Returns the names and strings in the code of a function, or of a class's methods."""
     try:
         kind = value_at(path)
     except (AttributeError, ImportError):
@@ -196,7 +197,7 @@ def _codes(value: object) -> Iterator[CodeType]:
 
 
 def codes_in(value: object) -> Iterator[CodeType]:
-    """Yields a code object and those inside of it; nothing for any other value."""
+    """Yields a code object and the code objects inside of it; yields nothing for other values."""
     if isinstance(value, CodeType):
         yield value
         for one in value.co_consts:

@@ -13,10 +13,10 @@ _Entry = TypeVar("_Entry")
 
 @final
 class VariableTable(Generic[_Entry]):
-    """A table of entries by variable; an entry is removed when its variable is deleted."""
+    """A table with an entry per variable; the entry is removed when the variable is deleted."""
 
     def __init__(self) -> None:
-        """Starts empty."""
+        """Makes an empty table."""
         self._entries: dict[int, tuple[weakref.ref[Any], _Entry]] = {}
 
     def get(self, variable: Any) -> _Entry | None:

@@ -1,4 +1,4 @@
-"""Several devices per replica: how many, and which shard of a tensor each of them holds.
+"""Replicas that have several devices: which devices, and how tensors are cut over them.
 
 The module is integer arithmetic and needs no framework. The devices of one replica are called its
 logical devices. Their number is a product of primes, and each prime is the size of an axis of a
@@ -23,7 +23,7 @@ from kerasdist.core.earlier_names import EarlierNames, refuse_arguments
 class DeviceOrderMode(enum.IntEnum):
     """The order in which a `DeviceAssignment` takes devices.
 
-    RING is refused, because XLA itself finds the rings.
+    RING is refused, because XLA finds rings of devices by itself.
 
     Source: https://www.tensorflow.org/api_docs/python/tf/tpu/experimental/DeviceOrderMode
     """
@@ -62,12 +62,13 @@ class Topology(EarlierNames):
         """Makes a topology from the size of a mesh and the coordinates of its devices.
 
         Args:
-            serialized: Must be None, because a topology is pickled as it is.
+            serialized: Must be None. To save or send a topology, pickle the topology itself.
             mesh_shape: Four positive numbers.
             device_coordinates: An array of shape (workers, devices of each worker, 4).
 
         Raises:
-            ValueError: If an array has another shape, or a coordinate is outside of the mesh.
+            ValueError: If `mesh_shape` or `device_coordinates` has a wrong shape, or a coordinate
+                is outside of the mesh.
         """
         refuse_arguments("Topology", {"serialized": serialized})
         self.mesh_shape = np.asarray(() if mesh_shape is None else mesh_shape, np.int32)
@@ -87,7 +88,7 @@ class Topology(EarlierNames):
 
     @classmethod
     def grid(cls, num_tasks: int, per_task: int) -> Topology:
-        """Returns a topology for devices without a mesh: a grid that is as square as possible.
+        """Returns a topology for devices without coordinates: a grid as square as possible.
 
         Args:
             num_tasks: Number of workers.
@@ -143,7 +144,7 @@ class DeviceAssignment(EarlierNames):
 
     Attributes:
         SINGLE_CORE: One replica on one device.
-        topology: Where the devices are.
+        topology: The mesh that contains the devices.
         core_assignment: The coordinates of each replica's logical devices, as an array of shape
             (replicas, devices of a replica, 4).
     """
@@ -151,14 +152,14 @@ class DeviceAssignment(EarlierNames):
     SINGLE_CORE: ClassVar[DeviceAssignment]
 
     def __init__(self, topology: Topology, core_assignment: Any) -> None:
-        """Makes an assignment from coordinates; `build` computes them.
+        """Makes an assignment from given coordinates; `build` chooses coordinates itself.
 
         Args:
-            topology: Where the devices are.
+            topology: The mesh that contains the devices.
             core_assignment: Coordinates of existing devices, each at most once.
 
         Raises:
-            ValueError: If a device does not exist or has two places in the assignment.
+            ValueError: If a device does not exist or occurs twice in the assignment.
         """
         self.topology = topology
         self.core_assignment = np.asarray(core_assignment, np.int32)
@@ -184,16 +185,16 @@ class DeviceAssignment(EarlierNames):
         """Makes an assignment in which each replica is a block of devices in the mesh.
 
         Args:
-            topology: The topology from `kerasdist.tpu.initialize_tpu_system`. None takes devices in
-                the order of their numbers. A number has the same effect as None, and replaces
-                `num_replicas`.
-            computation_shape: Number of devices of a replica along each axis. If the mesh has no
-                such axis, for example because its chips have one core each, the devices are
-                neighbours along x or y.
+            topology: The topology from `kerasdist.tpu.initialize_tpu_system`. None means that the
+                replicas take devices in the order of the devices' numbers. An integer means the
+                same as None, and is the number of replicas in place of `num_replicas`.
+            computation_shape: Number of devices of a replica along each axis. If the mesh has size
+                1 along z or along the axis of cores, the devices of a replica that would lie along
+                that axis are neighbours along x or y instead.
             computation_stride: The distance between a replica's devices along each axis; None
                 means 1.
             num_replicas: Number of replicas.
-            device_order_mode: AUTO, or MESH, which takes the devices row by row.
+            device_order_mode: AUTO or MESH; both take the devices of the mesh row by row.
 
         Raises:
             ValueError: If a number is not positive, or if the devices are too few for the replicas.
@@ -216,7 +217,7 @@ class DeviceAssignment(EarlierNames):
                 f"topology. Received: num_replicas={num_replicas}{fit}, computation_shape="
                 f"{shape.tolist()}, computation_stride={stride.tolist()}, topology={topology}."
             )
-        if topology.missing_devices.size:  # blocks of devices would otherwise have holes
+        if topology.missing_devices.size:  # some blocks would lack devices
             chips = topology.device_coordinates.reshape(-1, 4)[: num_replicas * math.prod(shape)]
             return cls(topology, chips.reshape(num_replicas, -1, 4))
         return cls(topology, blocks[:num_replicas])
@@ -252,7 +253,7 @@ DeviceAssignment.SINGLE_CORE = DeviceAssignment.build()
 
 
 def _blocks(mesh: Any, shape: Any, stride: Any) -> Any | None:
-    """Returns the devices of each block that a replica may have in a mesh; None if none fits."""
+    """Returns the coordinates of the devices of each block in a mesh; None if no block fits."""
     if not (len(shape) == len(stride) == 4 and shape.min() > 0 and stride.min() > 0):
         return None
     shape = np.array(shape)
@@ -266,7 +267,7 @@ def _blocks(mesh: Any, shape: Any, stride: Any) -> Any | None:
     if not counts.all():
         return None
     own = np.stack(np.meshgrid(*map(np.arange, shape), indexing="ij"), -1).reshape(-1, 4) * stride
-    order = [2, 1, 0, 3]  # first the cores of a chip, then chips along x
+    order = [2, 1, 0, 3]  # blocks are numbered along the cores of a chip, then along x, y, z
     numbers = np.unravel_index(np.arange(math.prod(counts)), counts[order])
     at = np.stack(numbers, -1)[:, order]
     return (at // stride * shape * stride + at % stride)[:, None] + own
@@ -275,12 +276,12 @@ def _blocks(mesh: Any, shape: Any, stride: Any) -> Any | None:
 @final
 @dataclass
 class Splits:
-    """Which variables are cut into shards, chosen by patterns of their paths.
+    """Rules that say how variables are cut into shards, by patterns of the variables' paths.
 
     Attributes:
         logical_devices: Number of logical devices of a replica.
-        rules: The number of shards along each axis, by pattern. The first pattern that is found in
-            a variable's path decides.
+        rules: For each pattern, the number of shards along each axis. The first pattern that is
+            found in a variable's path applies to the variable.
     """
 
     logical_devices: int
@@ -336,7 +337,7 @@ def check_partition(
 
 
 def check_product(shards: Sequence[int], logical_devices: int) -> None:
-    """Raises ValueError unless the shards multiply to the number of logical devices."""
+    """Raises ValueError unless the product of `shards` is the number of logical devices."""
     if math.prod(shards) != logical_devices or any(count < 1 for count in shards):
         raise ValueError(
             "Expected numbers of shards that multiply to the number of logical devices of a "
@@ -357,10 +358,10 @@ def prime_factors(number: int) -> tuple[int, ...]:
 
 
 def mesh_axes(shards: Sequence[int], factors: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """Returns, for each axis of a tensor, the axes of the mesh that cut it.
+    """Returns, for each axis of a tensor, the axes of the mesh along which the tensor is cut.
 
-    The factors are the sizes of the mesh's axes. The shards multiply to the product of the factors,
-    or all shards are 1.
+    `shards` are the numbers of shards along the tensor's axes; `factors` are the sizes of the
+    mesh's axes. Both have the same product, or all numbers in `shards` are 1.
     """
     free = list(range(len(factors)))
     result: list[tuple[int, ...]] = []

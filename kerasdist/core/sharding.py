@@ -1,4 +1,4 @@
-"""Which state the replicas of a strategy shard, and which shards a worker holds."""
+"""Options for sharding a model's state over replicas, and descriptions of a worker's shards."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Within = Literal["host"]
 DEFAULT_MIN_SIZE = 2**16
 
 GROUP_BYTES = 25 * 2**20
-"""Small layers are grouped until their weights have this size, the size of a bucket on PyTorch."""
+"""Small weights are put into groups of about this many bytes, as in buckets of PyTorch's DDP."""
 
 
 @final
@@ -36,17 +36,18 @@ class Sharding:
     Attributes:
         state: ``"optimizer"``: the replicas divide the optimizer's variables (ZeRO, stages 1 and
             2). ``"full"``: they also divide the weights, which are gathered when a layer uses them
-            (ZeRO, stage 3; FSDP). ``"auto"`` is like ``"full"``, but on JAX it uses the layout of
-            the model's class, if that has one (``get_layout_map``, as in backbones of KerasHub).
-            A weight in the layout is sharded along the dimension that the layout gives to the axis
-            ``"batch"``, if that dimension can be split.
+            (ZeRO, stage 3; FSDP). ``"auto"`` is like ``"full"``, but on JAX it uses the layout map
+            of the model's class, if the class has one (``get_layout_map``, as in backbones of
+            KerasHub). A weight that the layout map names is sharded along the dimension to which
+            the map assigns the mesh axis ``"batch"``, if that dimension can be split evenly.
         min_size: A variable with fewer elements stays whole on each replica. On JAX a variable also
-            stays whole if the number of replicas divides none of its dimensions; otherwise the
-            largest dimension that can be divided is sharded. PyTorch shards the flattened values.
+            stays whole if none of its dimensions is a multiple of the number of replicas. Otherwise
+            JAX shards the largest of the dimensions that are such multiples. PyTorch shards the
+            flattened values.
         within: ``"host"``: the devices of one machine divide the variables, and every machine holds
-            all variables (hybrid sharding, HSDP). Weights are then sent only inside machines;
-            between machines only sums of shards of gradients are sent. None: the devices of all
-            machines divide the variables.
+            all variables (hybrid sharding, HSDP). Devices then gather weights only from devices of
+            their own machine, and machines send each other only sums of gradient shards. None: the
+            devices of all machines divide the variables.
     """
 
     state: Divided
@@ -87,7 +88,7 @@ class Sharding:
         Args:
             shape: The shape of the variable.
             replicas: How many replicas divide the variable.
-            wanted: The axis to take instead of the largest one, if it can be split.
+            wanted: An axis that is preferred to the largest one, if `wanted` can be split evenly.
         """
         even = [axis for axis, size in enumerate(shape) if size and size % replicas == 0]
         if self.is_small(shape) or not even:
@@ -100,7 +101,7 @@ class Sharding:
 
     @property
     def small(self) -> str:
-        """The reason that a table gives for a variable that is too small to be sharded."""
+        """The reason why a small variable stays whole, for a table of the model's variables."""
         return f"fewer than {self.min_size:,} elements"
 
 
@@ -113,15 +114,17 @@ def is_small(sharding: object, shape: Sequence[int]) -> bool:
 @final
 @dataclass(frozen=True)
 class Region:
-    """The elements of a shard: a range of columns of its variable, laid out in equal rows.
+    """The elements of a variable that belong to a shard.
 
-    A shard of flattened values has one row. A shard along an axis has as many rows as there are
-    elements along the axes before that axis.
+    The variable's elements are seen as a matrix with equal rows. The shard has the same range of
+    columns of each row. If the flattened values are sharded, the matrix has one row. If the
+    variable is sharded along an axis, the number of rows is the product of the sizes of the axes
+    before that axis.
 
     Attributes:
-        rows: How many rows the value is laid out in.
-        begin: The first column.
-        end: The column after the last one.
+        rows: The number of rows of the matrix.
+        begin: The shard's first column.
+        end: The column after the shard's last column.
     """
 
     rows: int
@@ -130,7 +133,7 @@ class Region:
 
     @classmethod
     def whole(cls, shape: Sequence[int]) -> Region:
-        """Returns the region of a whole value."""
+        """Returns the region of a shard that is the whole variable."""
         return cls(1, 0, math.prod(shape))
 
     @classmethod
@@ -148,15 +151,16 @@ class Region:
 @final
 @dataclass(frozen=True)
 class HeldShard:
-    """The shard that this worker holds of a variable, with functions to read and write it alone.
+    """A shard of a variable that this worker holds, with functions to read and write the shard.
 
     Attributes:
         region: Which elements of the variable the shard has.
         dtype: The name of the elements' type.
         read: A function that returns the shard's elements, as a NumPy array of any shape.
         write: A function that replaces the shard's elements by the elements of a NumPy array of any
-        shape.
-        is_first: Whether this is the first of several equal shards, if each machine has one.
+            shape.
+        is_first: Whether this worker holds the first copy of the shard, if other workers hold
+            copies too. Backups save only the first copy.
         path: The path of the variable, for error messages.
     """
 
@@ -169,7 +173,7 @@ class HeldShard:
 
 
 def scaled(value: float) -> tuple[float, str]:
-    """Divides a number by 1000 until it is less than 1000; returns it with its unit's prefix."""
+    """Returns a number divided by a power of 1000, and the unit's prefix for this power."""
     for prefix in ("", "k", "M", "G"):
         if abs(value) < 1000:
             return value, prefix

@@ -1,7 +1,8 @@
 """Nested tuples, lists and dicts, without Keras.
 
-`keras.tree` would flatten distributed values, and which classes it treats as nested depends on the
-backend. In this module everything except a tuple, list or dict is a leaf.
+`keras.tree` cannot be used, because it would also flatten distributed values, and because it treats
+different classes as nested on different backends. In this module everything except a tuple, list or
+dict is a leaf.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def map_leaves(function: Callable[[Any], Any], structure: object) -> Any:
 
 
 def transpose(structures: Sequence[Any], merged: Callable[[Sequence[Any]], Any]) -> Any:
-    """Turns one structure per replica into one structure, with one merged value at each leaf."""
+    """Merges structures of the same form, one per replica, by `merged` at each leaf."""
     first = structures[0]
     if isinstance(first, dict):
         _check(structures, lambda one: isinstance(one, dict) and one.keys() == first.keys())
@@ -70,7 +71,8 @@ def transpose(structures: Sequence[Any], merged: Callable[[Sequence[Any]], Any])
 def _dict_like(original: Any, items: dict[Any, Any]) -> Any:
     if type(original) is dict:
         return items
-    # A copy is filled, because subclasses such as defaultdict have other constructors than dict.
+    # The items are set in a copy of the original, because the constructor of a subclass such as
+    # defaultdict takes other arguments than the constructor of dict.
     filled = copy.copy(original)
     for key, value in items.items():
         filled[key] = value
@@ -80,7 +82,8 @@ def _dict_like(original: Any, items: dict[Any, Any]) -> Any:
 def _sequence_like(original: object, items: list[Any]) -> Any:
     if isinstance(original, list):
         return items
-    # Named tuples have `_make`; a torch.Size can hold only numbers, so it becomes a tuple.
+    # Named tuples have `_make`, and structseqs such as torch.return_types.max have `n_fields`. Any
+    # other subclass becomes a tuple: a torch.Size, for example, could hold only numbers.
     kind: Any = type(original)
     return getattr(kind, "_make", kind if hasattr(kind, "n_fields") else tuple)(items)
 

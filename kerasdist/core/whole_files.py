@@ -1,4 +1,4 @@
-"""Writes files that are complete or absent: written under another name, and then renamed."""
+"""Writes files under a temporary name and then renames them, so that no file is incomplete."""
 
 from __future__ import annotations
 
@@ -19,9 +19,11 @@ def is_remote(path: str | os.PathLike[str]) -> bool:
 
 @contextmanager
 def replacing(path: str | os.PathLike[str], *, survives: bool = True) -> Generator[str]:
-    """Yields a temporary name in the same folder; that file then replaces `path` in one step.
+    """Yields a temporary path; the file that the block writes there then replaces `path`.
 
-    With `survives` the new file is flushed first, so a power loss leaves the old or the new file.
+    With `survives` the new file is first flushed to the disk. After a power loss, `path` is then
+    either the old file or the complete new file. If `path` is on remote storage, `path` itself is
+    yielded.
     """
     if is_remote(path):
         name = os.fspath(path)
@@ -32,8 +34,8 @@ def replacing(path: str | os.PathLike[str], *, survives: bool = True) -> Generat
             _unfinished.discard(name)
         return
     path = Path(os.path.realpath(path))  # a link's target is replaced, not the link itself
-    # The name keeps its extension, because Keras chooses the format by the extension. It includes
-    # the process and the thread, because several threads may write to the same path.
+    # The temporary name ends like `path`, because Keras chooses the format by the extension. The
+    # name includes the process and the thread, because several threads may write to `path`.
     writer = f"{os.getpid()}-{threading.get_native_id()}"
     unfinished = path.with_name(f"unfinished-{writer}-{path.name}")
     _unfinished.add(str(unfinished))

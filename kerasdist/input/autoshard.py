@@ -33,14 +33,14 @@ _NONE = object()
 @final
 @dataclass(frozen=True)
 class KnownSizes:
-    """How many rows each step of a worker's shard has, for a dataset that knows its batch sizes.
+    """How many rows a worker has in each step, for a dataset that knows its batch sizes.
 
     Attributes:
-        batch: The numbers of rows of the steps for which one batch lasts; none is 0. If a step
-            takes several batches, these count as one batch here.
-        count: How many batches there are; None if they do not end.
-        last: The numbers of rows of the steps after these batches.
-        form: The types and shapes of a row.
+        batch: How many rows each step has, for the steps among which one batch is divided. No
+            number is 0. If instead a step takes several batches, these count as one batch here.
+        count: How many batches there are; None if the dataset is endless.
+        last: How many rows each step has, for the steps after these batches.
+        form: The types and shapes of the arrays in a row.
     """
 
     batch: Sequence[int]
@@ -50,9 +50,9 @@ class KnownSizes:
 
     @classmethod
     def of(cls, dataset: object, steps: int = 1, batches_a_step: int = 1) -> KnownSizes | None:
-        """Returns the sizes if a batch lasts for `steps`, or a step takes `batches_a_step` batches.
+        """Returns the sizes of a dataset's steps, None if the dataset does not know them.
 
-        Returns None if the dataset does not know its batch sizes.
+        Each batch is divided among `steps` steps, or each step takes `batches_a_step` batches.
         """
         found = keras_compat.equal_batches(dataset)
         if found is None or found.count == 0 or found.rows < steps:
@@ -75,13 +75,14 @@ class OwnSource:
     Attributes:
         dataset: The batches of the shard, for a backend that does not read them through `start`.
         start: Starts an iteration over the worker's rows, step by step.
-        length: How many steps the shard lasts; None if that is not known.
-        steps_a_batch: How many steps a batch lasts.
+        length: For how many steps the shard has rows; None if that is not known.
+        steps_a_batch: Among how many steps a batch is divided.
         everything: Starts an iteration over the whole dataset, to find the types and shapes of a
             batch if the worker has no batch.
         sizes: How many rows each step has; None if the dataset does not know that.
         serves_once: Whether the source can be iterated only once.
-        pass_epochs: Skips epochs before the next iteration; None if the source cannot skip.
+        pass_epochs: Skips a number of epochs before the next iteration; None if the source cannot
+            skip epochs.
     """
 
     dataset: Any
@@ -146,7 +147,8 @@ def _by_file(dataset: object, job: Job) -> Any:
         own, why = keras_compat.every_nth_file(dataset, job.num_workers, job.rank)
     else:
         own, why = None, "it is no tf.data pipeline"
-    # A worker that finds files does not know whether the other workers have found any.
+    # A worker that finds files does not know whether the other workers have found files. So all
+    # workers exchange their errors, and raise an error if any of them has one.
     reasons = [one for one in job.all_gather_object("files of a dataset", why) if one is not None]
     if reasons:
         raise InputError(
@@ -187,14 +189,14 @@ class WorkerBatches(keras_compat.DataAdapter):
 
     The object is a data adapter for Keras's loops, on backends that support `WorkerShard`.
 
-    Workers may have different numbers of batches, and batches of different sizes. So the workers
-    exchange the sizes: only once, if each worker's dataset knows its sizes; otherwise before each
-    step, or once per batch if a batch lasts several steps. A worker whose data have ended yields
-    batches without rows until all workers' data have ended.
+    Workers may have different numbers of batches, and batches of different sizes, so they exchange
+    the sizes of their batches. If each worker's dataset knows its sizes, the workers exchange them
+    once, at the beginning. Otherwise they exchange the size of each batch before its first step. A
+    worker whose data have ended yields batches without rows until all workers' data have ended.
     """
 
     builtin_prefetch = True  # Keras 3.12 on JAX would otherwise copy batches to a device
-    # The sizes may differ between steps and workers.
+    # Keras gets no batch size, because sizes may differ between steps and workers.
     batch_size = has_partial_batch = partial_batch_size = None
 
     def __init__(self, source: OwnSource, job: Job) -> None:
@@ -287,10 +289,10 @@ class WorkerBatches(keras_compat.DataAdapter):
 
 
 def _described(batches: Sequence[Any], like: object) -> dict[str, object]:
-    """Returns the facts about the batches of the next steps that the other workers need.
+    """Returns what the other workers must know of this worker's batches for the next steps.
 
-    The facts are the numbers of rows, and the arrays' types and shapes, which some backends need to
-    be equal on all workers.
+    The result has the batches' numbers of rows. It also has the types and shapes of the arrays in a
+    row, which must be equal on all workers for some backends.
     """
     form = None if like is _NONE else [[str(a.dtype), *map(str, a.shape[1:])] for a in arrays(like)]
     return {"rows": list(map(examples, batches)), "form": form}

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 
 class DistributedDataset(EarlierNames, abc.ABC):
-    """A dataset whose batches have a component on every replica; it can be iterated repeatedly.
+    """A dataset whose batches are distributed values, with a component on every replica.
 
-    Iterators of the dataset have `get_next` and `element_spec`, like
+    The dataset can be iterated repeatedly. Its iterators have `get_next` and `element_spec`, like
     ``tf.distribute.DistributedIterator``.
 
     Example::
@@ -52,7 +52,7 @@ class DistributedDataset(EarlierNames, abc.ABC):
         return DistributedIterator(self, _read_ahead(self._batches(), ahead))
 
     def __bool__(self) -> bool:
-        return True  # also if the dataset is empty, or its length is unknown
+        return True  # even if the dataset is empty, or its length is unknown
 
     @property
     def element_spec(self) -> Any:
@@ -169,7 +169,7 @@ class DividedDataset(DistributedDataset):
 
 @final
 class ShardedDataset(DistributedDataset):
-    """A dataset of which each worker reads a shard, and cuts its batches into local batches."""
+    """A dataset that workers read by shards; each cuts its shard's batches into local batches."""
 
     source: WorkerBatches
 
@@ -194,8 +194,9 @@ class ShardedDataset(DistributedDataset):
 
 @final
 class GatheredDataset(DistributedDataset):
-    """Batches that are not divided: a replica takes them from its own or its worker's pipeline.
+    """A dataset in which each replica takes whole batches, which are not divided.
 
+    A replica takes its batches from a pipeline of its own, or from the one pipeline of its worker.
     In a round, each replica of this process takes its next batch.
     """
 
@@ -217,7 +218,8 @@ class GatheredDataset(DistributedDataset):
     def rounds(self, job: Job | None = None) -> Iterator[Sequence[Any]]:
         """Yields the replicas' batches round by round, in the order of the pipelines.
 
-        Without a job only the pipelines of this worker are read; other workers may have more.
+        With a job, the rounds go on until the pipelines of all its workers have ended. Without a
+        job, they go on until the pipelines of this worker have ended.
         """
         replicas = len(self.strategy.local_replicas)
         iterators = [lasting_batches_of(pipeline)() for pipeline in self.source]
@@ -271,7 +273,7 @@ def distributed(dataset: object, strategy: StrategyLike, options: InputOptions) 
 
 
 def _require_own_rows(strategy: StrategyLike) -> None:
-    """Refuses data that each worker reads by itself, if several workers need the same rows."""
+    """Raises an error if each worker reads its own data, but several workers need the same rows."""
     replicas: Any = strategy.replica_set
     if replicas is not None and replicas.spans_workers:
         raise UnsupportedError(
@@ -284,7 +286,7 @@ def _require_own_rows(strategy: StrategyLike) -> None:
 
 
 def shards_itself(dataset: object) -> bool:
-    """Returns whether the options of a dataset let each worker of a job read only a shard."""
+    """Returns whether a dataset's own options make each worker of a job read only a shard."""
     if keras_compat.auto_shard_policy(dataset) is None:
         return False
     return not policy_of(dataset, None).keeps_global_batches
@@ -295,7 +297,7 @@ def from_function(
 ) -> Any:
     """Returns a dataset in which each replica takes its own batches.
 
-    The function is called once for this process, or once for each of its replicas.
+    `dataset_fn` is called once for this process, or once for each replica of this process.
     """
     _require_own_rows(strategy)
     replicas = strategy.num_replicas_in_sync
@@ -303,7 +305,7 @@ def from_function(
     here = strategy.local_replicas
     count = replicas if each else replicas // len(here)
     own = here if each else [here.start // len(here)]
-    keras_compat.leave_accelerators()  # the function may start TensorFlow
+    keras_compat.leave_accelerators()  # `dataset_fn` may start TensorFlow
     pipelines = [dataset_fn(InputContext(count, index, replicas)) for index in own]
     if replicas == 1:
         return distributed(pipelines[0], strategy, InputOptions())
@@ -317,7 +319,7 @@ def equivalent(dataset: object) -> Any:
     return dataset if _is_ours(dataset) else _EQUIVALENTS.get(dataset)
 
 
-# For each distributed dataset of a framework, kerasdist's dataset.
+# For each distributed dataset of a framework, kerasdist's dataset with the same batches.
 _EQUIVALENTS: WeakKeyDictionary[Any, DistributedDataset] = WeakKeyDictionary()
 
 
@@ -337,7 +339,8 @@ def _preferred(ours: DistributedDataset) -> Any:
 
 
 def _is_ours(dataset: object) -> bool:
-    # The base class is not tested for, because a framework's class may be registered with it.
+    # The subclasses are listed, because a framework's class may be registered with the base class,
+    # and would then also be an instance of the base class.
     return isinstance(dataset, DividedDataset | ShardedDataset | GatheredDataset)
 
 

@@ -1,4 +1,4 @@
-"""The data adapters of `fit`: wrappers of Keras's own, and adapters of distributed datasets."""
+"""Data adapters for `fit`: wrappers of Keras's adapters, and adapters of distributed datasets."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ from kerasdist.input.sources import length_of
 
 
 def whole(dataset: object, **beside: object) -> Any:
-    """Returns a dataset of a distributed dataset's global batches, for Keras's data adapters."""
+    """Returns the global batches of a distributed dataset, in a form that Keras's adapters accept.
+
+    Any other dataset is returned as it is. `beside` has further arguments of `fit`, such as `y`.
+    """
     ours = equivalent(dataset)
     if isinstance(ours, ShardedDataset):
         _refuse(beside)
@@ -56,7 +59,7 @@ def whole(dataset: object, **beside: object) -> Any:
 
 
 def as_plain_keras(dataset: object) -> Any:
-    """Returns a dataset of a distributed dataset's global batches, for plain Keras."""
+    """Returns the global batches of a distributed dataset, for a model without a strategy."""
     source = whole(dataset)
     if isinstance(source, WorkerBatches):
         raise InputError(
@@ -79,7 +82,7 @@ def _refuse(beside: Mapping[str, Any]) -> None:
 
 @final
 class _Rounds:
-    """Global batches; each is the concatenation of all replicas' batches in a round."""
+    """Batches that are each the concatenation of one batch of each replica in this process."""
 
     def __init__(self, dataset: GatheredDataset) -> None:
         self._dataset = dataset
@@ -105,7 +108,7 @@ def _examples(source: Any) -> Iterator[tuple[Any, ...]]:
 
 
 class WrappedAdapter(keras_compat.DataAdapter):
-    """An adapter with the inner adapter's properties; a subclass yields a framework's batches."""
+    """A base class of adapters that wrap an inner adapter, and have the inner one's properties."""
 
     builtin_prefetch = True  # Keras 3.12 on JAX would otherwise copy batches to a device
 
@@ -125,13 +128,13 @@ class WrappedAdapter(keras_compat.DataAdapter):
         return keras_compat.is_array_adapter(WrappedAdapter.innermost(adapter))
 
     def jax_batches(self, super_batch: int | None) -> Iterator[Any]:
-        """Returns the inner adapter's batches; from Keras 3.16 on, stacks of several batches."""
+        """Returns the inner adapter's batches; Keras 3.16 and later may pass `super_batch`."""
         given = {} if super_batch is None else {"super_batch": super_batch}
         return iter(self._inner.get_jax_iterator(**given))
 
     @property
     def num_batches(self) -> int | None:
-        """Number of batches; None if the number is not known."""
+        """Number of batches; None if it is not known."""
         return self._inner.num_batches
 
     batch_size = property(attrgetter("_inner.batch_size"))
@@ -152,7 +155,7 @@ class _BatchesAdapter(WrappedAdapter):
     """Batches of a source that is iterated once per epoch, in the order of the source."""
 
     def __init__(self, inner: Any, source: Any) -> None:
-        """Stores the source, and Keras's adapter of generators, which has no number of batches."""
+        """Stores the source, and Keras's adapter of generators, which reads the source."""
         super().__init__(inner)
         self._source = source
 

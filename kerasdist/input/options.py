@@ -35,12 +35,12 @@ class AutoShardPolicy(enum.Enum):
 
     Attributes:
         AUTO: All workers read one dataset in the same order, and each takes its own rows of every
-            global batch. The global batches are those of one device.
+            global batch. The global batches are the same as on one device.
         BATCH: The same as AUTO.
-        DATA: Each worker takes every W-th batch of the dataset, where W is the number of workers,
-            and uses it for W steps.
-        FILE: Each worker reads every W-th file of a ``tf.data`` pipeline, and uses each of its
-            batches for W steps.
+        DATA: Each worker takes every W-th batch of the dataset, where W is the number of workers.
+            The worker divides the rows of each of these batches among W steps.
+        FILE: Each worker reads every W-th file of a ``tf.data`` pipeline. The worker divides the
+            rows of each batch from these files among W steps.
         OFF: Each worker's dataset has only that worker's data: a global batch consists of one batch
             of each worker.
     """
@@ -70,7 +70,7 @@ class InputOptions:
 
     Attributes:
         experimental_fetch_to_device: Whether batches go to their replica's device before they are
-            needed; None means that they do.
+            needed; None means True.
         experimental_replication_mode: Whether a dataset function is called once per worker or once
             per replica.
         experimental_place_dataset_on_device: Whether the dataset itself is on the device. This is
@@ -79,8 +79,8 @@ class InputOptions:
         experimental_per_replica_buffer_size: How many batches are fetched ahead; 0 for none. No
             batch is fetched ahead if the replicas compute in the host's own memory.
         auto_shard_policy: Which data a worker reads. None means the policy in the dataset's own
-            ``tf.data.Options``, or `AutoShardPolicy.AUTO` if it has none. A policy may be given by
-            its name, such as ``"FILE"``.
+            ``tf.data.Options``, or `AutoShardPolicy.AUTO` if the dataset has no options. You may
+            also pass a policy's name, such as ``"FILE"``.
     """
 
     experimental_fetch_to_device: bool | None = True

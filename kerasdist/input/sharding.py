@@ -20,8 +20,9 @@ from kerasdist.errors import InputError
 # In the check of the first step, this many examples per replica are enough to show whether code
 # mixes examples.
 _LEAST = 2
-# If the replicas have different numbers of examples, the check takes up to `_ENOUGH` per replica,
-# which shows the effects, but together at most `_TIMES` times as many as the largest replica has.
+# If the replicas have different numbers of examples, the check uses up to `_ENOUGH` examples per
+# replica, because the effects of such differences need more examples to show. All replicas together
+# use at most `_TIMES` times as many examples as the largest replica has.
 _ENOUGH, _TIMES = 8, 4
 
 
@@ -33,7 +34,7 @@ def piece_sizes(total: int, replicas: int) -> tuple[int, ...]:
         replicas: Number of replicas, at least 1.
 
     Returns:
-        One size per replica. They sum to `total`, differ by at most 1, and never increase.
+        One size per replica. The sizes sum to `total`, differ by at most 1, and never increase.
     """
     return tuple(end - begin for begin, end in bounds_of_replicas(total, replicas))
 
@@ -61,9 +62,9 @@ def bounds_of_replicas(total: int, replicas: int) -> tuple[tuple[int, int], ...]
 def trial_sizes(sizes: Sequence[int]) -> tuple[int, ...]:
     """Returns how many of each replica's examples the check of the first step uses.
 
-    A single device also takes that step, with the examples of all replicas. If all replicas have
-    the same number of examples, the device gets about as many as one replica has in a step of
-    `fit`, so that the check needs no more memory for activations.
+    In the check, a single device also takes the step, with these examples of all replicas. If all
+    replicas have the same number of examples, the single device gets about as many examples as one
+    replica has in a step of `fit`, so that the check needs no more memory for activations.
 
     Args:
         sizes: How many examples each replica has.
@@ -104,9 +105,8 @@ def arrays(batch: object) -> Iterator[Any]:
 def lists_weights(sample_weight: Any, y: Any) -> bool:
     """Returns whether sample weights are a list with one number per row.
 
-    Such a list must be divided like an array; if it counted as a structure of scalars, all of it
-    would go to every replica. The result is False for a list with one entry per output, as for
-    targets.
+    Such a list must be divided like an array. As a structure of scalars, the whole list would go to
+    every replica. The result is False for a list with one entry per output of the model.
     """
     if not _is_list(sample_weight) or _is_list(y) or isinstance(y, dict) or len(sample_weight) == 0:
         return False
@@ -117,7 +117,7 @@ def lists_weights(sample_weight: Any, y: Any) -> bool:
 
 
 def with_weights_in_rows(batch: Any, stacked: Callable[[Any], Any]) -> Any:
-    """Returns a batch in which sample weights that were a list of numbers are an array."""
+    """Returns a batch in which `stacked` has turned a list of sample weights into an array."""
     if not _is_list(batch) or len(batch) != 3 or not lists_weights(batch[2], batch[1]):
         return batch
     return (batch[0], batch[1], stacked(batch[2]))
@@ -130,7 +130,7 @@ def _is_list(value: object) -> bool:
 def has_rows(leaf: object) -> bool:
     """Returns whether a leaf is an array with an axis of examples."""
     if not hasattr(leaf, "shape") and not isinstance(leaf, NoneType | str | bytes | Number):
-        raise InputError(  # without this, every replica would get all rows
+        raise InputError(  # without this error, every replica would get all rows
             "Expected arrays in tuples, lists and dicts as a batch. Received: an object of type "
             f"{type(leaf).__name__}, which cannot be divided. Make a dict or a tuple of its arrays."
         )
@@ -140,7 +140,7 @@ def has_rows(leaf: object) -> bool:
 @final
 @dataclass(frozen=True, eq=False)
 class WorkerShard:
-    """One worker's rows of a global batch. The global batch has the rows of all workers, by rank.
+    """One worker's rows of a global batch, in which all workers' rows follow each other by rank.
 
     Attributes:
         rows: The worker's rows, in the structure of the batch; empty arrays if it has none.
@@ -149,8 +149,8 @@ class WorkerShard:
         rank: The rank of this worker.
         workers: How many workers there are.
         alike: Whether the workers' arrays differ only in their number of rows.
-        like: A batch that has rows, if there is one, to show types and shapes if `rows` is empty.
-        given: How many rows each worker holds, by rank; empty if `piece_sizes` returns the same.
+        like: A batch with rows, if there is one, that shows types and shapes if `rows` is empty.
+        given: How many rows each worker holds, by rank; empty if these are the `piece_sizes`.
     """
 
     rows: Any
@@ -164,7 +164,7 @@ class WorkerShard:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """How many rows each worker holds, by rank; too slow for the steps of large jobs."""
+        """How many rows each worker holds, by rank. Computing this is slow in large jobs."""
         return self.given or piece_sizes(self.total, self.workers)
 
     @property
@@ -175,7 +175,7 @@ class WorkerShard:
 
 @final
 class OwnNumbers:
-    """Selects the rows of a worker that has one replica, by their numbers in the batch.
+    """Selects a worker's rows of a batch by the rows' numbers, if each worker has one replica.
 
     A batch with fewer rows than workers is not divided, so all its rows are selected.
     """
@@ -193,7 +193,7 @@ class OwnNumbers:
         return numbers[begin:end]
 
     def batch(self, rows: Any, total: int) -> Any:
-        """Returns the selected rows as a `WorkerShard`; as a global batch if all are selected."""
+        """Returns the selected rows as a `WorkerShard`, or as they are if all are selected."""
         if total < self._workers:
             return rows
         begin, end = bounds_of_replica(total, self._workers, self._rank)

@@ -50,7 +50,7 @@ def length_of(source: Any) -> int | None:
 
 
 def lasting_batches_of(source: object) -> Callable[[], Iterator[Any]]:
-    """Does the same as `batches_of`, but with batches that the source cannot overwrite.
+    """Does the same as `batches_of`, but copies batches that the source may overwrite.
 
     A generator may put each batch into the same array, and the next batch may be read before the
     current one is used.
@@ -123,7 +123,7 @@ class EveryNthBatch(keras_compat.PyDataset):
 
     @property
     def num_batches(self) -> int | None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """The number of the selected batches; None if they do not end."""
+        """The number of the selected batches; None if the dataset is endless."""
         count = self._dataset.num_batches
         return None if count is None else len(range(self._first, count, self._step))
 
@@ -145,11 +145,11 @@ def every_nth_of_loader(loader: Any, step: int, first: int) -> Any | None:
         return None
     own = copy.copy(loader)
     name = "sampler" if loader.batch_sampler is None else "batch_sampler"
-    # torch refuses to set this attribute of a running loader, but this loader is new.
+    # A DataLoader refuses to set this attribute after its constructor, but the copy is not in use.
     every = getattr(loader, name)
     own_part = EveryNth(lambda: iter(every), lambda: len(every), step, first)
     object.__setattr__(own, name, own_part)
-    # The copied iterator, which exists if workers persist, belongs to the original loader.
+    # If torch's workers persist, the loader stores its iterator, which the copy must not use.
     object.__setattr__(own, "_iterator", None)
     return own
 
@@ -171,7 +171,7 @@ def tell_epoch(loader: object, epoch: int) -> None:
 @final
 @dataclass(frozen=True, eq=False)
 class RowDataset:
-    """The rows of arrays, in their order or shuffled, one by one or in batches.
+    """A dataset of the rows of arrays, in order or shuffled, as single rows or as batches.
 
     The dataset can be iterated repeatedly; shuffled rows come in a different order each time.
 
@@ -225,7 +225,7 @@ class RowDataset:
         return replace(self, batch_size=batch_size, drop_remainder=drop_remainder)
 
     def __len__(self) -> int:
-        """Returns the number of rows, or of batches."""
+        """Returns the number of batches; the number of rows if there is no `batch_size`."""
         rows = np.shape(flatten(self.arrays)[0])[0]
         if self.batch_size is None:
             return rows

@@ -1,8 +1,8 @@
 """The only package that uses private functions and attributes of Keras.
 
 `patches` has the places at which kerasdist changes Keras; the other files call a few private
-functions. ``tests/unit/test_keras_compat.py`` fails if Keras moves something that is patched. Cases
-in the test suites cover the rest, and also run on the oldest supported Keras.
+functions. ``tests/unit/test_keras_compat.py`` fails if Keras moves something that is patched. Other
+tests run the code that calls private functions, also with the oldest supported Keras.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ _NO_FILES, _FEW_FILES = "unshardable source dataset", "Could not apply FILE base
 
 @functools.cache
 def as_class_of_keras(kind: type, base: type) -> type:
-    """Returns a subclass of `kind` and Keras's class `base`; `kind` if it derives from `base`."""
+    """Returns a subclass of both `kind` and Keras's `base`; `kind` if it derives from `base`."""
     if issubclass(kind, base):
         return kind
     body = {"__module__": kind.__module__, "__doc__": kind.__doc__}
@@ -49,7 +49,7 @@ def _base_of_adapters() -> type:
 
 class _TypeOfAdapters(type):
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        """Makes an object that is also an instance of Keras's class."""
+        """Makes an adapter that is also an instance of the base class of Keras's adapters."""
         return type.__call__(as_class_of_keras(cls, _base_of_adapters()), *args, **kwargs)
 
     def __instancecheck__(cls, instance: object) -> bool:
@@ -59,7 +59,7 @@ class _TypeOfAdapters(type):
 
 
 class DataAdapter(metaclass=_TypeOfAdapters):
-    """A base class of data adapters that Keras accepts; Keras's own are instances too."""
+    """A base class for data adapters that Keras accepts; Keras's own adapters are instances too."""
 
     @property
     def num_batches(self) -> int | None:
@@ -101,7 +101,7 @@ def is_any_of(value: object, module: str, *names: str) -> bool:
     if loaded is None:
         return False
     for name in names:
-        # the module is being imported, or has no such class
+        # The class is missing if the module is still being imported, or is of another version.
         with contextlib.suppress(AttributeError):
             if isinstance(value, operator.attrgetter(name)(loaded)):
                 return True
@@ -134,7 +134,7 @@ def is_dataset(source: object) -> bool:
 
 
 def has_threads(source: object) -> bool:
-    """Returns whether several threads or processes make a source's batches, in any order."""
+    """Returns whether several threads or processes make a source's batches at the same time."""
     return isinstance(source, PyDataset) and source.workers > 1
 
 
@@ -156,7 +156,7 @@ def copied(leaf: object) -> Any:
 
 
 def batches(dataset: object) -> Iterator[Any]:
-    """Yields a dataset's batches once, as NumPy arrays, with the dataset's own workers."""
+    """Yields the batches of one epoch of a dataset, as NumPy arrays."""
     adapter = get_data_adapter(dataset)
     adapter.on_epoch_begin()
     try:
@@ -166,7 +166,7 @@ def batches(dataset: object) -> Iterator[Any]:
 
 
 def spec_of_rows(leaf: Any) -> Any:
-    """Returns the type and shape of a batch's array without its number of rows."""
+    """Returns a KerasTensor with an array's type and shape, and None as the number of rows."""
     if len(getattr(leaf, "shape", ())) == 0:
         return leaf
     dtype = keras.backend.standardize_dtype(leaf.dtype)
@@ -226,7 +226,7 @@ def reads_aside(adapter: object) -> bool:
     """Returns whether TensorFlow reads ahead by running Python code in another thread."""
     if backend_name() != "tensorflow":
         return False
-    source = _given(adapter).source  # TensorFlow prefetches from these sources
+    source = _given(adapter).source  # TensorFlow prefetches from the two kinds below
     return isinstance(source, PyDataset) or inspect.isgenerator(source)
 
 
@@ -252,7 +252,7 @@ def leave_accelerators() -> None:
 
 
 def _is_configured(config: Any, devices: Any, kind: str) -> bool:
-    """Returns whether the user has chosen among the devices, or limited their memory."""
+    """Returns whether the user has hidden devices from TensorFlow, or limited their memory."""
     return config.get_visible_devices(kind) != devices or any(
         config.experimental.get_memory_growth(one) is not None
         or config.get_logical_device_configuration(one) is not None
@@ -270,19 +270,19 @@ def tensorflow_of(dataset: object) -> Any | None:
 
 
 def auto_shard_policy(dataset: Any) -> str | None:
-    """Returns the policy in the options of a ``tf.data`` dataset; None for other datasets."""
+    """Returns the auto-shard policy in the options of a ``tf.data`` dataset; None for others."""
     if tensorflow_of(dataset) is None:
         return None
     return dataset.options().experimental_distribute.auto_shard_policy.name
 
 
 class EqualBatches(NamedTuple):
-    """The sizes of a pipeline's batches, which are known from the types of its elements.
+    """The sizes of a pipeline's batches, if the pipeline's element types show that all are equal.
 
     Attributes:
         rows: How many rows each batch has.
-        count: How many batches there are; None if they do not end.
-        form: The types and shapes of a row.
+        count: How many batches the pipeline has; None if the pipeline is endless.
+        form: The types and shapes of the arrays in a row.
     """
 
     rows: int
@@ -335,10 +335,10 @@ def every_nth_file(dataset: Any, shards: int, index: int) -> tuple[Any, str | No
     return own.with_options(dataset.options()), None
 
 
-# A worker reads only its own rows of each batch from Keras's adapter of arrays.
-# Keras shuffles in a different way on each framework.
-# So a second adapter of Keras is made for the numbers of the rows.
-# This adapter has the same batch size and shuffle, so the numbers have the order of the rows.
+# A worker reads only its own rows of each batch from Keras's adapter of arrays. Which rows a batch
+# has depends on how Keras shuffles, which differs between frameworks. So a second adapter of Keras
+# is made for an array of the row numbers. The second adapter has the same batch size and shuffle,
+# so its batches have the numbers of the rows that are in the first adapter's batches.
 
 # A function that takes the row numbers of a batch, and returns the selected numbers.
 Chosen = Callable[[Any], Any]
@@ -386,13 +386,15 @@ def torch_rows(adapter: object, chosen: Chosen) -> Iterator[tuple[Any, int]]:
     take_rows = _taker(adapter, "torch", keras.ops.convert_to_tensor)
     every: Any = _numbers(adapter)
     loader = every.get_torch_dataloader()
-    # The iteration starts now and not with the first batch, because the start draws a number. Keras
-    # also starts iterations from which it reads nothing, and they must draw the same numbers.
+    # Starting an iteration draws a random number, even if no batch is read afterwards, and Keras
+    # starts some iterations without reading a batch. To draw as many numbers as Keras does, the
+    # iteration starts now, and not when the first batch is read.
     iter(loader)
 
     def batches() -> Iterator[tuple[Any, int]]:
-        set_epochs_read(every, epochs_read(adapter))  # Keras orders the rows with the first batch
-        # The loader itself would turn the numbers into a tensor, and Keras the tensor into a list.
+        set_epochs_read(every, epochs_read(adapter))  # Keras orders rows at the first batch
+        # The sampler yields the numbers as a list. The loader would turn them into a tensor, which
+        # Keras would turn into a list again.
         for numbers in loader.batch_sampler:
             yield take_rows(np.asarray(chosen(numbers))), len(numbers)
 
@@ -436,7 +438,7 @@ def _numbers(adapter: Any) -> Any:
 
 
 def _taker(adapter: Any, framework: str, finish: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Returns a function that takes rows by their numbers, in the framework's form."""
+    """Returns a function that takes row numbers, and returns the rows in the framework's form."""
     sliceables = internals.SLICEABLE.get()(internals.ARRAYS.of(adapter), target_backend=framework)
 
     def take_rows(numbers: object) -> Any:

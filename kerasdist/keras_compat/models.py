@@ -1,4 +1,4 @@
-"""What kerasdist needs of Keras's models, layers, callbacks and trees; Keras's version."""
+"""Helpers for Keras's models, layers, callbacks and trees, and facts about Keras's version."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from kerasdist.keras_compat import internals
 VERSION = tuple(int(part) for part in keras.__version__.split(".")[:2])
 
 
-# Keras declares no types, and types that are inferred from its functions are wrong.
+# These names have the type Any, because Keras declares no types, and the types that a type checker
+# infers from Keras's functions are wrong.
 ops: Any = keras.ops
 LayoutMap: Any = keras.distribution.LayoutMap
 
@@ -67,8 +68,8 @@ def overrides(callback: keras.callbacks.Callback, events: Iterable[str]) -> bool
 def metrics_here(model: Any) -> dict[str, Any]:
     """Returns the results of a model's metrics, without a sum over processes.
 
-    The trainer class of Keras's backend sums over processes. The base class of all backends, which
-    has the method too, does not.
+    In the trainer class of Keras's backend, `get_metrics_result` sums over processes. In the base
+    class of all trainers, the method of this name does not sum.
     """
     name = "get_metrics_result"
     for kind in reversed(type(model).__mro__):
@@ -84,7 +85,7 @@ def model_of(callback: Any) -> Any:
 
 
 def choose_comparison(callback: keras.callbacks.ModelCheckpoint) -> None:
-    """Lets a callback choose whether less or more is better, as Keras does at an epoch's end."""
+    """Lets a callback decide whether less or more is better, as Keras does after an epoch."""
     choose = internals.CHOOSE_COMPARISON.of(callback)
     with suppress(ValueError):  # the metric is not built yet
         choose()
@@ -107,7 +108,7 @@ def flat_layers(model: keras.Layer) -> list[Any]:
 
 
 def _walk_layers(model: Any) -> list[Any]:
-    """Returns the layers that Keras's own method finds, in the same order, by public attributes."""
+    """Returns the layers that Keras's `_flatten_layers` returns, found by public attributes."""
     found: dict[int, Any] = {}
     waiting = _layers_in(model)
     while waiting:
@@ -120,7 +121,7 @@ def _walk_layers(model: Any) -> list[Any]:
 
 def _layers_in(layer: Any) -> list[Any]:
     if isinstance(layer, keras.Sequential):
-        return layer.layers  # a Sequential model also has a Functional model of its layers
+        return layer.layers  # its inner Functional model, which has the same layers, is left out
     own = getattr(layer, "layers", ()) if isinstance(layer, keras.Function) else ()
     return list({id(one): one for one in (*own, *_held_in((layer,), keras.Layer))}.values())
 
@@ -156,9 +157,9 @@ def _letters(name: str) -> str:
 def wiring(model: Any) -> list[tuple[Any, list[Any]]]:
     """Returns the operations of a Functional model, and the arguments of each of their calls.
 
-    A constant argument is returned as it is. For any other argument three numbers are returned: the
-    number of the operation that made the argument, of the operation's call, and of the call's
-    output. The list is empty for a model that is not Functional.
+    A constant argument is returned as it is. A tensor is returned as three numbers: the number of
+    the operation that made the tensor, the number of this operation's call, and the number of the
+    call's output. The list is empty for a model that is not Functional.
     """
     known = internals.NODES.is_there() and internals.HISTORY.is_there()
     if not known or not isinstance(model, keras.Function):
@@ -192,13 +193,13 @@ def wiring(model: Any) -> list[tuple[Any, list[Any]]]:
 
 
 def _made(tensor: keras.KerasTensor) -> tuple[Any, Any]:
-    """Returns the origin of a tensor, and the node of the call that made it."""
+    """Returns the `KerasHistory` of a tensor, and the node of the call that made the tensor."""
     history = internals.HISTORY.of(tensor)
     return history, internals.NODES.of(history.operation)[history.node_index]
 
 
 def value_of(tensor: keras.KerasTensor, variable_of: Callable[[keras.KerasTensor], Any]) -> Any:
-    """Returns the value of a symbolic tensor that was computed from symbols of variables."""
+    """Computes a symbolic tensor's value; `variable_of` gives the variable of a symbolic input."""
     history = getattr(tensor, internals.HISTORY.attribute, None)
     if history is None or history.operation is None:
         return keras.ops.convert_to_numpy(variable_of(tensor))
@@ -237,7 +238,7 @@ def is_builtin(function_or_class: object) -> bool:
 
 
 def mixes_examples(function: Any, arguments: Mapping[str, Any], y_pred: object) -> bool:
-    """Returns whether a loss or metric of Keras mixes the examples of predictions."""
+    """Returns whether a loss or metric of Keras computes a value from several examples together."""
     name = getattr(function, "__name__", "")
     if name not in _AXES or not is_builtin(function):
         return False
@@ -248,8 +249,8 @@ def mixes_examples(function: Any, arguments: Mapping[str, Any], y_pred: object) 
     )
 
 
-# Functions that compute one value over some axes of a batch, maybe over the examples.
-# The values are the default axes, None for all axes.
+# Keras's losses and metrics that compute one value over some axes, which may include the axis of
+# examples. The dictionary has the default axes of each function; None means all axes.
 _AXES = {
     "circle": None,
     "concordance_correlation": -1,
@@ -260,7 +261,7 @@ _AXES = {
 }
 
 MIXING = frozenset(_AXES)
-"""The names of Keras's functions of losses and metrics that may mix examples."""
+"""The names of Keras's loss and metric functions that may mix examples."""
 
 
 def serialize_as(own: Any, stand_in: Any) -> None:
@@ -273,7 +274,7 @@ def serialize_as(own: Any, stand_in: Any) -> None:
 
         def reduce(kept: object) -> tuple[object, ...]:
             function, *rest = own.__reduce__(kept)
-            return (getattr(own, function.__name__), *rest)  # pickle looks it up in the class `own`
+            return (getattr(own, function.__name__), *rest)  # a function that pickle finds in `own`
 
         stand_in.__reduce__ = reduce
 
@@ -289,12 +290,16 @@ def optimizers_of(model: keras.Model) -> list[keras.Optimizer]:
 
 
 def held_by(model: keras.Model, kind: type[Any]) -> list[Any]:
-    """Returns the objects of a kind that a model and its layers hold, also in collections."""
+    """Returns the objects of a class in attributes of a model and its layers, or in collections."""
     return _held_in((model, *flat_layers(model)), kind, _DEPTH)
 
 
 def _held_in(owners: Iterable[Any], kind: type[Any], depth: int = 0) -> list[Any]:
-    """Returns the objects of a kind in attributes of owners, and of users' objects in these."""
+    """Returns the objects of a class in attributes of the owners, or in collections.
+
+    If an attribute is an object of a user's class, the attributes of this object are searched too.
+    The search follows at most `depth` such objects, one inside the other.
+    """
     found: list[Any] = []
     seen: set[int] = set()
 
@@ -331,7 +336,7 @@ def is_of_user(function_or_class: object) -> bool:
 
 
 def has_built_layers(model: Any) -> bool:
-    """Returns whether all layers inside of a model are built; the model may have no ``call``."""
+    """Returns whether all layers inside of a model are built; the model itself may be unbuilt."""
     return all(layer.built for layer in flat_layers(model))
 
 
@@ -359,7 +364,7 @@ def clear_losses_on(layers: Iterable[Any]) -> None:
 
 
 def require_losses_of_layers() -> None:
-    """Refuses losses that layers add, if Keras lacks what keeps each replica's losses apart."""
+    """Raises a `VersionError` if Keras lacks an internal that `add_loss` in replicas needs."""
     internals.LOSSES.require()
     internals.CLEAR_LOSSES.require()
     if backend_name() == "jax":
@@ -412,10 +417,11 @@ def seed_states(model: keras.Model) -> list[Any]:
 
 @functools.cache
 def require_scaling(*, in_fit: bool) -> None:
-    """Refuses losses in replicas, if Keras lacks the functions that divide by the replicas' number.
+    """Raises a `VersionError` if Keras lacks the functions that scale losses for replicas.
 
-    On TensorFlow Keras itself divides in these functions, which kerasdist must prevent in `fit`. On
-    other backends, kerasdist divides in them in custom loops.
+    On TensorFlow, these functions of Keras divide a loss by the number of replicas, which kerasdist
+    must prevent in `fit`. On other backends, kerasdist replaces the functions so that they divide
+    the loss in custom loops.
     """
     if backend_name() == "tensorflow":
         internals.SCALE_LOSS_IN_FIT.require()
@@ -427,7 +433,7 @@ def require_scaling(*, in_fit: bool) -> None:
 
 def register_tree_node(kind: type[Any]) -> None:
     """Lets `keras.tree` flatten and rebuild the objects of a class, which have `values`."""
-    # Keras has one module for each tree library; this is the module of the library that it uses.
+    # Keras has a module for each tree library. `tree` is the module for the library in use.
     tree: Any = internals.TREE.get() if internals.TREE.is_there() else None
     if hasattr(tree, "torch_tree"):
         torch_tree = tree.torch_tree
@@ -463,7 +469,7 @@ def set_keras_mask(tensor: Any, mask: Any) -> None:
 
 
 def keep_keras_mask(before: Any, after: Any, change: Callable[[Any], Any] | None = None) -> Any:
-    """Gives `after` the mask of `before`, changed by `change`; returns `after`."""
+    """Returns `after` with the mask of `before`, to which `change` is applied."""
     mask = get_keras_mask(before)
     if mask is not None:
         set_keras_mask(after, mask if change is None else change(mask))
@@ -471,7 +477,7 @@ def keep_keras_mask(before: Any, after: Any, change: Callable[[Any], Any] | None
 
 
 def apply_mask(sample_weight: Any, mask: Any, *, dtype: Any, reduction: str) -> Any:
-    """Returns weights that are zero where a mask is, by Keras's own function without patches."""
+    """Returns sample weights with a mask applied, by Keras's own function without patches."""
     keras_own = inspect.unwrap(internals.APPLY_MASK.get())
     return keras_own(sample_weight, mask, dtype=dtype, reduction=reduction)
 

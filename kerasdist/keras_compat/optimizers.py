@@ -14,7 +14,8 @@ from kerasdist.keras_compat.models import is_builtin
 LossScaleOptimizer = keras.optimizers.LossScaleOptimizer
 
 
-# Optimizers whose update of an element depends only on that element of the weight and slots.
+# Optimizers that update each element of a weight from this element of the weight, of its gradient
+# and of the optimizer's variables for the weight.
 ELEMENTWISE = (
     keras.optimizers.SGD,
     keras.optimizers.Adam,
@@ -30,7 +31,7 @@ ELEMENTWISE = (
 
 
 def is_elementwise(optimizer: keras.Optimizer) -> bool:
-    """Returns whether Keras's own code updates each element of a weight separately."""
+    """Returns whether Keras's own code updates a weight, and updates each element separately."""
     return isinstance(optimizer, ELEMENTWISE) and is_builtin(type(optimizer))
 
 
@@ -41,7 +42,7 @@ def updates_at_once(optimizer: keras.Optimizer) -> bool:
 
 
 def updating(optimizer: keras.Optimizer) -> Any:
-    """Returns the optimizer that updates weights, which a LossScaleOptimizer may wrap."""
+    """Returns the inner optimizer of a LossScaleOptimizer; any other optimizer as it is."""
     return optimizer.inner_optimizer if isinstance(optimizer, LossScaleOptimizer) else optimizer
 
 
@@ -62,7 +63,8 @@ def apply_combined_gradients(optimizer: Any, gradients: list[Any], variables: An
     An `apply` that a user defines is not called here, because it has already run in each replica.
     """
     if isinstance(optimizer, LossScaleOptimizer):
-        # On TensorFlow, the `apply` of a LossScaleOptimizer must be called in a replica.
+        # On TensorFlow, `LossScaleOptimizer.apply` works only in a replica, so its inner function
+        # is called.
         internals.APPLY_SCALED.of(optimizer)(gradients, variables)
     else:
         keras.Optimizer.apply(optimizer, gradients, variables)
@@ -90,10 +92,10 @@ def apply_scaled_gradients(optimizer: Any, gradients: list[Any], variables: Any)
 
 
 def index_variables(optimizer: Any) -> None:
-    """Lets a TensorFlow optimizer find its slots after its model's variables were recreated.
+    """Lets a TensorFlow optimizer find its slots after the model's variables were recreated.
 
-    The optimizer looks up the slots of a Keras variable by its TensorFlow variable, which has been
-    replaced.
+    The optimizer looks up the slots of a Keras variable by the TensorFlow variable inside of it,
+    and this TensorFlow variable has been replaced.
     """
     variables, key_of = optimized_variables(optimizer), internals.VARIABLE_KEY.of(optimizer)
     numbers = internals.NUMBERS_OF_VARIABLES.of(optimizer)
@@ -140,8 +142,8 @@ def referenced_variables(
 ) -> list[Any]:
     """Returns, for each variable of an optimizer, the model's variable to which it belongs.
 
-    Keras relates them only by name: the path of a slot contains the path of its variable, with
-    underscores, followed by the slot's own name.
+    Keras relates the two variables only by their paths. The path of an optimizer's variable has the
+    path of the model's variable in it, with underscores, followed by a name such as ``momentum``.
     """
     by_prefix = {f"{one.path.replace('/', '_')}_": one for one in variables}
 

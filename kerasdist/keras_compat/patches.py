@@ -1,13 +1,14 @@
 """The table of everything that is patched in Keras, and the code that applies the patches.
 
 A row of the table names the functions that run in place of one function of Keras. The first
-argument of each function is the next function of the row; the last function of the row gets Keras's
-own function. The arguments of the call follow. For a model without a strategy, and for code outside
-of replicas, a function only calls its first argument, so that plain Keras code runs.
+argument of each function is the next function of the row, or Keras's own function for the last
+function of the row. The arguments of the call follow. For a model without a strategy, and for code
+outside of replicas, a function only calls its first argument, so that plain Keras code runs.
 
 If a class in `BASES` inherits a method, nothing of Keras is replaced. Instead the class gets one
-more base class before Keras's, with the functions as its methods. A subclass that overrides such a
-method still wins, and its ``super()`` leads to the added base class.
+more base class before Keras's, with the functions as its methods. If a user's subclass overrides
+such a method, the override is still called first, and its ``super()`` call reaches the added base
+class.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ Function = Callable[..., Any]
 @final
 @dataclass(frozen=True)
 class Method:
-    """A replacement that is built from the original, which saves one function call in each step.
+    """A replacement that is built from the original only once, to save a call in each step.
 
     Attributes:
         make: A function that builds the replacement from the original.
@@ -69,9 +70,9 @@ class Patch:
 def _of(
     owner: str, names: str, reason: str, functions: str | None = None, on: tuple[str, ...] = ()
 ) -> list[Patch]:
-    """Returns rows for public methods, from names with spaces between them.
+    """Returns a row for each public method in `names`, which are separated by spaces.
 
-    Without `functions`, the function for a method has the method's own name.
+    Without `functions`, the function that runs in place of a method has the method's name.
     """
     return [
         Patch(tuple((functions or name).split()), f"{owner}.{name}", reason, on)
@@ -91,7 +92,7 @@ _TORCH_MODULE = "keras.layers:TorchModuleWrapper"
 _TORCH = ("torch",)
 
 BASES = (_MODEL, _LAYER, _OPTIMIZER, _VARIABLE)
-"""The public classes that may get one more base: each is one patched place, its ``__bases__``."""
+"""The public classes of Keras to which a base class may be added, by their ``__bases__``."""
 
 PATCHES: tuple[Patch, ...] = (
     # Metrics, and the losses of layers.
@@ -118,11 +119,12 @@ PATCHES: tuple[Patch, ...] = (
     *_of(_NORMALIZATION, "call", "adopts statistics made outside of a scope", "batch_norm_called"),
     _at(internals.BATCH_MOMENTS, "moments_of_mesh batch_moments", "moments of the global batch"),
     _at(internals.NN_BATCH_NORMALIZATION, "nn_normalization", "normalizes by fused kernels"),
-    # LossScaleOptimizer overrides methods that other optimizers inherit.
+    # LossScaleOptimizer overrides these methods, so a patch of keras.Optimizer does not reach them.
     *_of(_LOSS_SCALE, "apply", "sums gradients over replicas", "apply apply_outside apply_scaled"),
     *_of(_LOSS_SCALE, "scale_loss", "weights the loss before the scale", "scale_by_optimizer"),
     _at(internals.LAY_OUT_OUTPUT, "lay_out_output", "keeps the mask of a layer's output"),
-    # Random numbers: a trial repeats draws on TensorFlow; a replica gets its rows of one draw.
+    # Random numbers: each replica gets its rows of one draw for the global batch. On TensorFlow, a
+    # step that is compared with one device repeats that device's draws.
     *_of("keras.random:SeedGenerator", "next", "gives each replica draws of its own", "draw_seed"),
     _at(internals.RANDOM, "draw draw_rows dropout", "each replica draws for its rows of the batch"),
     # On PyTorch, code of the backward pass and torch's own modules must find their replica.
@@ -130,9 +132,10 @@ PATCHES: tuple[Patch, ...] = (
     _at(internals.CUSTOM_GRADIENT, "custom_gradient", "runs in its replica"),
     *_of(_TORCH_MODULE, "parameters", "the replica's parameters", "module_parameters", _TORCH),
     *_of(_TORCH_MODULE, "call", "calls the replica's module", "module_call", _TORCH),
-    # Keras compares a class's `compile` with `compile` of its trainer, so both must be the same.
+    # Keras compares a model's `compile` with `compile` of Keras's trainer class, and treats another
+    # method as overridden. So `compile` is replaced in the trainer class itself.
     *_of(_MODEL, "compile", "optimizer and metrics belong to the model's strategy"),
-    # Methods that a model gets from an extra base class. A model made in a scope has a trainer.
+    # Methods that a model gets from an extra base class.
     *_of(_MODEL, "__new__", "a model remembers the strategy of its scope", "model_created"),
     *_of(_MODEL, "fit", "reads data by the strategy's adapter"),
     *_of(_MODEL, "evaluate predict", "reads data by the strategy's adapter", "evaluate"),
@@ -163,7 +166,7 @@ PATCHES: tuple[Patch, ...] = (
     _at(internals.TRACK_VARIABLES, "track", "registers shards as parameters"),
     _at(internals.TRACK_VARIABLE, "track", "registers shards of a layer that is built"),
     # Methods that a variable gets from an extra base class. Later versions of Keras define `assign`
-    # and `__repr__` in the class itself, where they are replaced.
+    # and `__repr__` in the class itself, so these methods are replaced in the class.
     *_of(
         _VARIABLE,
         "__init__",
@@ -173,7 +176,8 @@ PATCHES: tuple[Patch, ...] = (
     _at(internals.INITIALIZE, "keep_shape initialize", "draws shards; a plan draws nothing"),
     _at(internals.INITIALIZE_LATER, "keep_shape_later", "a plan draws nothing"),
     *_of(_VARIABLE, "assign", "combines values, keeps a shard", "assign_shape assign store"),
-    # A read gathers shards, keeps JAX from donating the array, and on TensorFlow calls listeners.
+    # Reading a value gathers shards, keeps JAX from donating the array, and on TensorFlow calls
+    # listeners.
     *_of(_VARIABLE, "value", "gathers shards, notes reads", "read_shape read_whole read"),
     *_of(_VARIABLE, "__repr__", "gathers no shards, before Keras 3.13", "show"),
 )
@@ -185,7 +189,7 @@ REFUSALS: tuple[Patch, ...] = (
         ("refuse_save",), f"{_MODEL}.save_weights", "in a job", stands_for=internals.SAVE_WEIGHTS
     ),
 )
-"""Patches for the case that an internal is missing: they refuse calls that would go wrong."""
+"""Patches that refuse a call, if Keras lacks the internal without which the call would go wrong."""
 
 
 @final
@@ -194,7 +198,7 @@ class _Place:
     """An attribute of Keras that is patched.
 
     Attributes:
-        original: Keras's own function, or the function of a property.
+        original: Keras's own function; the getter, if the attribute is a property.
         functions: The functions that run in place of Keras's, by their names in the table.
     """
 
@@ -213,9 +217,10 @@ def patched() -> list[str]:
 
 
 def install(**functions: Function | Method) -> None:
-    """Applies functions to Keras by their names in the table, each name once per process.
+    """Replaces functions of Keras by the given functions, which have the names in the table.
 
-    A missing target is left out; its feature raises a `VersionError` when it is used.
+    Each name is given once per process. If this version of Keras lacks a target, nothing is
+    replaced, and the feature that needs the target raises a `VersionError` when it is used.
     """
     left, here = set(functions), backend_name()
     for patch in (*PATCHES, *REFUSALS):
@@ -243,7 +248,7 @@ def _put_in(patch: Patch, path: str, functions: Mapping[str, Function | Method])
         _patched.add(path)
         _replace(patch, owner, name, now, functions)
     elif owner_path in BASES and (name == "__new__" or not _is_defined(owner, name)):
-        # Keras's `__new__` of a model calls the `__new__` of the next class.
+        # `Model.__new__` stays: it calls the `__new__` of the next class, the added base class.
         _patched.add(f"{owner_path}.__bases__")
         base = _base_of(owner_path, owner)
         rest = owner.__mro__[owner.__mro__.index(base) + 1 :]
@@ -268,7 +273,7 @@ def _split(path: str) -> tuple[str, str]:
 
 
 def _base_of(path: str, owner: Any) -> type:
-    """Returns the added base class of a class; the first call makes it."""
+    """Returns the base class that kerasdist adds to a class; the first call adds the base class."""
     base = _bases.get(path)
     if base is None:
         about = f"What kerasdist adds to `{path.replace(':', '.')}`, for models of a strategy."
@@ -280,7 +285,7 @@ def _base_of(path: str, owner: Any) -> type:
 def _replace(
     patch: Patch, owner: Any, name: str, now: Any, functions: Mapping[str, Function | Method]
 ) -> None:
-    """Lets functions run in the place of an attribute, which the owner may have inherited."""
+    """Replaces an attribute of the owner, which may be inherited, by functions of the patch."""
     place = _places.get((id(owner), name))
     if place is None:
         original: Any = now.fget if isinstance(now, property) else getattr(now, "__func__", now)
@@ -320,7 +325,7 @@ def _as_function(call: Function, original: Function) -> Function:
 
 
 def _without_change_of_mask(original: Function) -> Function:
-    """Returns an ``apply_mask`` that does not change the mask, as in Keras from 3.15 on."""
+    """Returns an ``apply_mask`` that leaves the given mask unchanged, as in Keras from 3.15 on."""
 
     @functools.wraps(original)
     def apply_mask(sample_weight: object, mask: object, **options: object) -> Any:

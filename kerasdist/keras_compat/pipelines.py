@@ -1,4 +1,4 @@
-"""Data sources whose iterators can save their place, so that another iterator continues from it.
+"""Data sources whose iterators can save a position, from which another iterator continues.
 
 Such sources are ``tf.data`` pipelines, which Keras accepts on every backend, Grain's datasets and
 loaders, and a ``DataLoader`` with ``state_dict`` and ``load_state_dict``, such as torchdata's.
@@ -22,13 +22,13 @@ from kerasdist.keras_compat.data import (
 )
 
 Begun = Callable[[Callable[[], Any]], Any]
-"""A function that returns an iterator; its argument makes the source's own iterator."""
+"""A function that returns an iterator, given a function that makes the source's own iterator."""
 
 # `tf.data.experimental.ExternalStatePolicy.IGNORE`; kerasdist itself warns about lost state.
 _IGNORE = 1
 
-# `_DRAWS`: operations that draw from their own seed, so that each iteration gets other numbers.
-# `_CHANGES`: operations that draw from a variable or change a variable.
+# `_DRAWS`: operations that draw random numbers from their own seed, new ones in each iteration.
+# `_CHANGES`: operations that change a variable, such as the state of a random generator.
 # `_PYTHON`: operations that call Python functions.
 _DRAWS = ("Random", "TruncatedNormal", "ParameterizedTruncatedNormal", "Multinomial")
 _CHANGES = ("Assign", "RngReadAndSkip", "RngSkip", "StatefulUniform", "StatefulStandardNormal")
@@ -37,10 +37,11 @@ _PYTHON = ("PyFunc", "EagerPyFunc", "PyFuncStateless")
 
 
 def source_of(adapter: object) -> Any | None:
-    """Returns the source that an adapter of Keras reads; None if its iterators save no place.
+    """Returns the source that an adapter of Keras reads; None if no position can be saved.
 
-    A loader of Grain loads a place only if its source has the same text as before. The text of an
-    object without ``__repr__`` is an address, so such loaders count as having no places.
+    A loader of Grain restores a position only if its data source and its sampler have the same
+    ``repr`` as when the position was saved. If a class does not define ``__repr__``, this text
+    contains an address, so the loader counts as unable to save its position.
     """
     given = source_given(adapter)
     if is_grain_dataset(given):
@@ -53,7 +54,7 @@ def source_of(adapter: object) -> Any | None:
 
 
 def follow_source(adapter: object, source: object, begun: Begun) -> None:
-    """Lets a Keras data adapter get its source's iterators from ``begun``, a Python function."""
+    """Makes a Keras data adapter call `begun` for each new iterator over its source."""
     if is_grain_dataset(source):
         internals.GRAIN.set(adapter, _followed_by_grain(source, begun))
     elif is_torch_dataloader(source):
@@ -63,7 +64,7 @@ def follow_source(adapter: object, source: object, begun: Begun) -> None:
 
 
 def begun_at(source: Any, make: Callable[[], Any], place: Any) -> Any:
-    """Returns an iterator over a source that continues from a place."""
+    """Returns an iterator over a source, made by `make`, that continues from a saved position."""
     if loads_state(source):
         source.load_state_dict(place)
         return make()
@@ -76,13 +77,13 @@ def begun_at(source: Any, make: Callable[[], Any], place: Any) -> Any:
 
 
 def begin_often(source: Any, count: int) -> None:
-    """Begins `count` iterations over a pipeline, each of which draws the seeds of its shuffles."""
+    """Begins `count` iterations over a pipeline, so that shuffles draw these iterations' seeds."""
     for _ in range(count):
         iter(source)
 
 
 def place_of(source: Any, iterator: Any) -> Any:
-    """Returns the place of the newest iterator over a source."""
+    """Returns the position of an iterator, which must be the newest iterator over the source."""
     if loads_state(source):
         return source.state_dict()
     return _state_of(iterator) if _is_of_tensorflow(iterator) else iterator.get_state()
@@ -98,14 +99,14 @@ def _is_of_tensorflow(iterator: object) -> bool:
 
 
 def _state_of(iterator: Any) -> bytes:
-    """Returns the position of an iterator, with the buffers and seeds of its shuffles."""
+    """Returns a TensorFlow iterator's position, with the buffers and seeds of its shuffles."""
     tf, resource = sys.modules["tensorflow"], internals.ITERATOR_RESOURCE.of(iterator)
     state = tf.raw_ops.SerializeIterator(resource_handle=resource, external_state_policy=_IGNORE)
     return tf.io.serialize_tensor(state).numpy()
 
 
 def _set_state(iterator: Any, state: bytes) -> None:
-    """Sets the position of an iterator."""
+    """Sets the position of a TensorFlow iterator to a result of `_state_of`."""
     tf, resource = sys.modules["tensorflow"], internals.ITERATOR_RESOURCE.of(iterator)
     serialized = tf.io.parse_tensor(state, tf.variant)
     tf.raw_ops.DeserializeIterator(resource_handle=resource, serialized=serialized)
@@ -119,10 +120,10 @@ class PipelineFacts:
     Attributes:
         calls_python: Whether the pipeline calls Python code, whose state TensorFlow cannot save.
         draws: Whether the pipeline's functions draw new random numbers in each iteration.
-        is_cached: Whether a cache makes all iterations equal to the first one. If an iterator over
-            such a pipeline continues from a state that was saved before the cache was full, and its
-            state is saved again, TensorFlow may save an empty state.
-        unrepeatable: The operations that draw without a seed or from a variable.
+        is_cached: Whether a cache makes all iterations equal to the first one. Suppose that an
+            iterator over such a pipeline continues from a state that was saved before the cache was
+            full. If the state of this iterator is saved, TensorFlow may save an empty state.
+        unrepeatable: The operations that draw random numbers without a seed or from a variable.
     """
 
     calls_python: bool
@@ -132,7 +133,7 @@ class PipelineFacts:
 
 
 def facts_of(dataset: object) -> PipelineFacts:
-    """Returns what the states of a pipeline's iterators do not contain."""
+    """Returns the facts about a pipeline that its iterators' states do not contain."""
     steps = list(_pipeline(dataset))
     operations = [operation for step in steps for operation in _operations(step)]
     drawing = [one for one in operations if one.type.startswith(_DRAWS)]
@@ -175,7 +176,7 @@ def _pipeline(dataset: Any) -> Iterator[Any]:
 
 
 def _operations(step: Any) -> Iterator[Any]:
-    """Yields the operations in the functions of a step, including functions inside of these."""
+    """Yields the operations in a transformation's functions, and in functions inside of those."""
     functions = internals.FUNCTIONS_OF_PIPELINE.of(step)()
     graphs = [wrapper.function.graph for wrapper in functions]
     while graphs:
@@ -186,7 +187,7 @@ def _operations(step: Any) -> Iterator[Any]:
 
 @final
 class _Followed:
-    """Stands for a source in Keras's data adapter, which gets its iterators by `begun`."""
+    """Replaces a source in Keras's data adapter, so that `begun` makes the iterators."""
 
     def __init__(self, source: Any, begun: Begun) -> None:
         self._source = source
@@ -200,7 +201,7 @@ class _Followed:
 
 
 def _followed_by_grain(source: Any, begun: Begun) -> Any:
-    """Returns a dataset of Grain that does what `_Followed` does; Keras maps functions over it."""
+    """Returns a Grain dataset that does the same as `_Followed`; Keras needs its method `map`."""
     grain: Any = sys.modules["grain"]
 
     class Iterating(grain.DatasetIterator):
@@ -212,7 +213,7 @@ def _followed_by_grain(source: Any, begun: Begun) -> Any:
             return next(self._batches)
 
         def get_state(self) -> dict[str, Any]:
-            return {}  # the state of the source's own iterator is saved
+            return {}  # the state of the source's own iterator is saved instead
 
         def set_state(self, state: dict[str, Any]) -> None:
             """Does nothing: a restart sets the state of the source's own iterator instead."""

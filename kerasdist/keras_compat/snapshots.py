@@ -22,9 +22,9 @@ from kerasdist.keras_compat.data import as_class_of_keras
 from kerasdist.keras_compat.models import ops
 
 Memory = defaultdict[Any, list[np.ndarray[Any, Any]]]
-"""Arrays that no copy uses any more, by shape and type.
+"""Arrays of earlier snapshots, by shape and type, which later snapshots reuse.
 
-To get new memory from the system takes several times as long as the copy itself (ADR 42).
+Getting new memory from the system takes several times as long as the copy itself (ADR 42).
 """
 
 # The names of the members of a ``.keras`` file.
@@ -48,11 +48,14 @@ def why_no_snapshots() -> VersionError | None:
 class Snapshot:
     """The content that ``model.save`` or ``model.save_weights`` would write now.
 
-    The snapshot takes its arrays from `memory`, and returns them to it after they are written.
+    The snapshot takes arrays from `memory`, and puts them back after their values are written.
     """
 
     def __init__(self, model: keras.Model, memory: Memory, *, weights_only: bool) -> None:
-        """Copies the state to the host. If reads need all workers, all must make the snapshot."""
+        """Copies the model's state to the host.
+
+        If reading the state needs collectives, all workers must make the snapshot.
+        """
         assets = None if weights_only else internals.ASSETS_FILE.get()
         self._texts = None if weights_only else internals.SERIALIZE_MODEL.get()(model)
         self._assets: Any = None if assets is None else assets(_ASSETS, mode="w")
@@ -65,7 +68,7 @@ class Snapshot:
             raise
 
     def write(self, path: str) -> None:
-        """Writes the file, once; a file for remote storage is first made on this machine."""
+        """Writes the file; call this once. A remote file is first written on this machine."""
         try:
             if not whole_files.is_remote(path):
                 self._write(Path(path))
@@ -91,7 +94,8 @@ class Snapshot:
         with zipfile.ZipFile(path, "w") as archive:
             archive.writestr(_METADATA, metadata)
             archive.writestr(_CONFIG, config)
-            # The choice must be Keras's own, because HDF5 lays out a file in memory differently.
+            # Keras makes the file of weights in memory or on disk. The same is done here, because
+            # HDF5 lays out a file in memory differently.
             if self._fits_in_memory:
                 self._write_weights(file(_WEIGHTS, archive=archive, mode="w"))
             else:
@@ -118,7 +122,7 @@ class Snapshot:
 
 @final
 class _Copies:
-    """Stands for Keras's file of weights, as an instance of the file's class, and stores copies.
+    """Takes the place of Keras's weights file while a model is saved, and stores copies instead.
 
     Attributes:
         memory: The arrays into which values are copied.

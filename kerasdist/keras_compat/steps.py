@@ -1,4 +1,4 @@
-"""State that Keras's loops store in a model, building a model, and logs of steps."""
+"""Helpers for Keras's loops: state that is stored in a model, building a model, step logs."""
 
 from __future__ import annotations
 
@@ -74,11 +74,12 @@ def drop_compiled(model: Any) -> None:
 
 
 def skip_batches(model: Any, count: int, unread: int, logs: Any, then: Callable[[], None]) -> None:
-    """Lets a model's next training steps read their batches but do nothing with them.
+    """Makes a model's next training steps skip `count` batches, and then calls `then`.
 
-    Keras's loop looks up `train_function` for each step. The loop calls `train_function` with the
-    batches on PyTorch, with their iterator on TensorFlow, and with its state and the iterator on
-    JAX. The first ``unread`` of the skipped batches are not in the iterator.
+    Keras's loop looks up `train_function` for each step, so `train_function` is replaced until the
+    batches are skipped. The loop calls `train_function` with a list of batches on PyTorch, with an
+    iterator on TensorFlow, and with the state and an iterator on JAX. The iterator does not contain
+    the first ``unread`` of the skipped batches. A step that skips batches returns `logs`.
     """
     train = model.train_function
     done = 0

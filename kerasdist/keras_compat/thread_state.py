@@ -14,8 +14,9 @@ from kerasdist.core.internals import Internal, value_at
 from kerasdist.keras_compat import internals
 from kerasdist.keras_compat.internals import SEED_GENERATOR
 
-# Where Keras stores the state of each thread, and the names of its parts. Compiled steps read
-# these, so they are in a dictionary: torch's compiler would trace the body of a cached function.
+# Where Keras stores the state of each thread, and the names of the state's entries. Compiled steps
+# read this information. It is in a dictionary and not behind a cached function, because torch's
+# compiler would trace the function's body.
 KNOWN: dict[Any, Any] = {}
 
 
@@ -33,7 +34,7 @@ def place_of_state() -> tuple[Any, str]:
 
 
 def _name_of(internal: Internal) -> str:
-    """Returns the name of an entry of the state; Keras has the name in a constant or a function."""
+    """Returns the name of an entry of Keras's state, from a constant or a function of Keras."""
     name = KNOWN.get(internal)
     if name is None:
         internal.require()
@@ -46,13 +47,13 @@ def _name_of(internal: Internal) -> str:
 
 
 def of_thread(internal: Internal) -> Any:
-    """Returns the entry of Keras's state of the calling thread, None if there is none."""
+    """Returns an entry of the calling thread's Keras state, None if the entry is not set."""
     state = getattr(*(KNOWN.get(internals.THREAD_STATE) or place_of_state()))
     return getattr(state, KNOWN.get(internal) or _name_of(internal), None)
 
 
 def keep_of_thread(internal: Internal, value: object) -> None:
-    """Sets an entry of Keras's state of the calling thread."""
+    """Sets an entry of the calling thread's Keras state."""
     state = getattr(*(KNOWN.get(internals.THREAD_STATE) or place_of_state()))
     setattr(state, KNOWN.get(internal) or _name_of(internal), value)
 
@@ -72,7 +73,7 @@ def paste_thread_state(state: dict[str, Any]) -> None:
 
 
 def name_of_scope() -> Any:
-    """Returns the name of the state's entry for the open stateless scope; None if there is none."""
+    """Returns the name of the state's entry with the open stateless scope; None if not found."""
     if "scope" not in KNOWN:
         KNOWN["scope"] = None
         if internals.THREAD_STATE.is_there():
@@ -130,16 +131,16 @@ def settings() -> tuple[str, str, bool]:
 
 
 def is_seeded(seed: object) -> bool:
-    """Returns whether a draw has a seed of the user; otherwise torch's own generator is used."""
+    """Returns whether a user seeds a draw; draws without a seed use torch's own generator."""
     if isinstance(seed, keras.random.SeedGenerator):
         return seed.get_config()["seed"] is not None
     return seed is not None
 
 
 def has_no_seed_generator() -> bool:
-    """Returns whether the next draw without a seed in this thread makes a generator of seeds.
+    """Returns whether Keras makes a generator of seeds for this thread's next draw without a seed.
 
-    Returns False if Keras lacks such a generator; then `draw_seed` refuses draws in replicas.
+    Returns False if this Keras has no such generators; `draw_seed` then refuses draws in replicas.
     """
     return SEED_GENERATOR.path is not None and of_thread(SEED_GENERATOR) is None
 

@@ -1,6 +1,7 @@
-"""Access to the stored values of Keras's variables, past the scopes that redirect reads and writes.
+"""Access to the stored values of Keras's variables, even while a stateless scope is open.
 
-Such scopes are Keras's stateless scopes and kerasdist's trials.
+A stateless scope of Keras redirects reads and writes of variables. A trial of kerasdist does the
+same: it is a training step that uses copies of the variables.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ from kerasdist.keras_compat.thread_state import KNOWN, keep_of_thread, name_of_s
 
 
 def change_aggregation(variable: Any, aggregation: str, value: Any) -> None:
-    """Changes how replicas aggregate a variable, and gives it this value."""
+    """Changes how replicas aggregate a variable, and sets the variable's value."""
     internals.AGGREGATION.set(variable, aggregation)
     internals.REMAKE.of(variable)(ops.convert_to_tensor(value, variable.dtype))
 
 
 def set_replication(variable: Any, synchronization: str, aggregation: str) -> None:
-    """Sets how replicas hold a variable; `reinitialize` must be called afterwards."""
+    """Sets how replicas synchronize and aggregate a variable; call `reinitialize` afterwards."""
     internals.SYNCHRONIZATION.set(variable, synchronization)
     internals.AGGREGATION.set(variable, aggregation)
 
@@ -41,7 +42,7 @@ def reinitialize(variable: keras.Variable) -> None:
 
 @contextmanager
 def in_trial(trial: object) -> Iterator[None]:
-    """Lets this thread use a trial's copies of variables, or (None) the variables themselves."""
+    """Lets this thread use a trial's copies of variables; if None, the variables themselves."""
     with replaced(current, "trial", trial), outside_stateless_scopes():
         yield
 
@@ -52,9 +53,9 @@ def outside_stateless_scopes() -> Iterator[None]:
 
     Stored values are in the variables themselves; in a trial they are in the trial's copies.
     """
-    # Each step does this often, so function calls are avoided.
+    # Each step enters this context often, so the code avoids function calls.
     name = KNOWN["scope"] if "scope" in KNOWN else name_of_scope()
-    if name is None:  # strategies are refused then, and open no scopes
+    if name is None:  # Keras stores scopes in another way, so strategies are refused
         yield
         return
     place = KNOWN[internals.THREAD_STATE]
@@ -94,7 +95,7 @@ def stored_value(variable: keras.Variable) -> Any:
 
 
 def value_reader() -> Callable[[keras.Variable], Any]:
-    """Returns a function that reads stored values; it is valid until a trial begins or ends."""
+    """Returns a function that reads stored values, for use until a trial begins or ends."""
     return attrgetter("_value") if current.trial is None else current.trial.get_current_value
 
 
@@ -114,8 +115,9 @@ def store_value(variable: Any, value: Any) -> None:
 
 
 def store_values(variables: Sequence[keras.Variable], values: Sequence[Any]) -> None:
-    """Sets the stored values of variables (see `store_value`); an interrupt cannot split this."""
-    # This is one call of C code; Python raises KeyboardInterrupt only between its own instructions.
+    """Sets stored values of variables (see `store_value`); an interrupt cannot set only some."""
+    # All values are set in one call of C code, and Python raises KeyboardInterrupt only between
+    # bytecode instructions.
     deque(map(setattr, variables, repeat("_value"), values), maxlen=0)
 
 
@@ -130,7 +132,7 @@ def multiply_initializer(variable: Any, factor: int) -> None:
 
 
 def stored_dtype(variable: Any) -> str:
-    """Returns the type in which a variable is stored; autocast may read it in another type."""
+    """Returns the type in which a variable is stored; with autocast, reads may return another."""
     dtype = getattr(variable, internals.DTYPE.attribute, None)
     if dtype is not None:
         return dtype
@@ -139,13 +141,13 @@ def stored_dtype(variable: Any) -> str:
 
 
 def nbytes(variable: keras.Variable, shape: Sequence[int] | None = None) -> int:
-    """Returns how many bytes a variable's value, or a shard of it, has or will have."""
+    """Returns the size in bytes of a variable's value, or of a shard with the given shape."""
     elements = math.prod(variable.shape if shape is None else shape)
     return elements * np.dtype(stored_dtype(variable)).itemsize
 
 
 def autocast(variable: Any, value: object) -> Any:
-    """Returns a value of a variable in the type in which the running layer reads it."""
+    """Returns a variable's value, cast to the type in which the running layer reads variables."""
     if internals.AUTOCAST.path is None and variable.dtype == stored_dtype(variable):
         return value
     return internals.AUTOCAST.of(variable)(value)

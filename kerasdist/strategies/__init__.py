@@ -1,1 +1,1 @@
-"""The strategies: each file defines the devices of one kind, and where variables are placed."""
+"""The strategies, and the code that chooses their devices and checks their arguments."""

@@ -23,7 +23,7 @@ CHECK_VARIABLE = "KERASDIST_CHECK"
 _NUMBERS = ("num_gpus", "num_gpus_per_worker")
 
 ShardingOption = Any
-"""None, the name of a `Sharding`, a `Sharding` or a ``keras.distribution.LayoutMap``."""
+"""The values of `sharding`: None, a `Sharding` or its name, a ``keras.distribution.LayoutMap``."""
 
 
 def replica_options(
@@ -92,7 +92,7 @@ def _checked_sharding(sharding: ShardingOption) -> Any:
 def named_devices(
     devices: Sequence[str] | None, earlier: Mapping[str, Any]
 ) -> Sequence[str] | None:
-    """Returns the argument `devices`, or the devices for which arguments of 2018 stand.
+    """Returns the argument `devices`, or devices according to arguments of 2018.
 
     In 2018 the strategies of ``tf.distribute`` took numbers of GPUs in place of devices.
 

@@ -27,13 +27,13 @@ def require_no_other_workers(strategy: str) -> None:
     """Refuses a strategy of one process in a worker that has not joined its job.
 
     Otherwise each worker would train by itself on all data, and nobody would notice. A worker that
-    has joined its job may use a one-process strategy besides the job's.
+    has joined its job may make a one-process strategy besides the strategy over all workers.
     """
     if current_job() is not None or processes.are_started_by_script():
         return
     try:
         resolver = detection.detect()
-    except UnsupportedError:  # this is an evaluator, which works by itself
+    except UnsupportedError:  # an evaluator or a parameter server, which is no worker
         return
     if resolver is not None:
         place = resolver.membership()
@@ -51,10 +51,12 @@ def chosen_devices(
 ) -> tuple[Device, ...]:
     """Returns the devices of a strategy.
 
-    If no names are given, these are all accelerators of this machine; or all its CPU devices, if it
-    has no accelerator, or if ``KERASDIST_CPU_DEVICES`` is set. If the backend has not started,
-    CPU devices that do not exist yet are made. This call then starts the backend, after which no
-    CPU device can be made, so the devices in ``needed`` are made at the same time.
+    If no names are given, the devices are all accelerators of this machine. They are all its CPU
+    devices instead, if it has no accelerator, or if ``KERASDIST_CPU_DEVICES`` is set.
+
+    If the backend has not started yet, this call first makes the CPU devices in ``names`` and
+    ``needed``, as far as they do not exist. The call then starts the backend, after which no CPU
+    device can be made.
     """
     wanted = prepare(backend, names, needed)
     for kind in sorted({device.kind for device in wanted}):
@@ -112,8 +114,9 @@ class Choice:
 def agree(backend: Backend, job: Job, names: Sequence[str] | None) -> Choice:
     """Returns the GPUs that this worker takes.
 
-    Workers that see the same GPUs divide them; workers with named devices, or on CPUs, do not take
-    part. All workers must call this function before the framework starts.
+    Workers that see the same GPUs divide these GPUs among them. Workers with named devices, or on
+    CPUs, get no part of the divided GPUs. All workers must call this function before the framework
+    starts.
 
     Args:
         backend: The backend of the workers.
@@ -177,10 +180,10 @@ def devices_of_worker(
 
 
 def own_part(devices: Sequence[Device], peers: Sequence[int], rank: int) -> Sequence[Device]:
-    """Returns a worker's share of GPUs that only its framework has found.
+    """Returns a worker's part of the devices, if these are GPUs that `gpus.visible` did not find.
 
-    Only the framework finds the GPUs in a container without NVML
-    (``NVIDIA_DRIVER_CAPABILITIES=compute``).
+    In a container without NVML (``NVIDIA_DRIVER_CAPABILITIES=compute``), only the framework finds
+    GPUs.
 
     Args:
         devices: The devices that the framework sees.
@@ -190,7 +193,8 @@ def own_part(devices: Sequence[Device], peers: Sequence[int], rank: int) -> Sequ
     if devices[0].kind != "gpu" or rank not in peers:
         return devices
     own = gpus.part(len(devices), len(peers), peers.index(rank))
-    # If there are fewer GPUs than workers, the workers see different GPUs, so nothing is divided.
+    # If a worker sees fewer GPUs than there are workers, the workers see different GPUs. So each
+    # worker takes all GPUs that it sees.
     return [devices[index] for index in own] or devices
 
 
@@ -203,7 +207,7 @@ def check_promise(backend: Backend) -> None:
     """
     visible, asked = gpus.visible(), gpus.are_named(os.environ)
     built = backend.uses_gpus() if visible or asked else None
-    if built is None:  # the machine has no GPU, or the framework may not use it
+    if built is None:  # no GPU is found or named, or the user has chosen the framework's GPUs
         return
     if visible and (built or asked):
         raise _unseen(backend, visible, 0)

@@ -30,11 +30,11 @@ class MirroredStrategy(Strategy):
     On PyTorch each of several GPUs has its own process: the script that makes the strategy is
     started once more for each further GPU. The first process continues as worker 0, as if
     ``kerasdist run --workers gpu`` had started it. So the strategy must be the first thing that the
-    script does with Keras. Every process runs the whole script, with the same arguments, in the
-    same order; work for only one process belongs to worker 0 (``KERASDIST_RANK=0``). Lines that the
-    other processes print begin with the name of the worker, ``[worker 1/8]``. When one process
-    fails, all processes end with its exit code. In a notebook each GPU has a thread instead;
-    `kerasdist.launch` starts processes there.
+    script does with Keras. Every process runs the whole script, with the same arguments and in the
+    same order. Work that only one process may do, such as writing a report, must be done by worker
+    0 (``KERASDIST_RANK=0``). Lines that the other processes print begin with the name of the
+    worker, ``[worker 1/8]``. When one process fails, all processes end with its exit code. In a
+    notebook each GPU has a thread instead; `kerasdist.launch` starts processes in a notebook.
 
     Example::
 
@@ -135,7 +135,7 @@ def _replicas(
     launcher: processes.Launcher | None,
     told: str | None,
 ) -> ReplicaSet:
-    """Returns the replicas on the devices of all workers of the job."""
+    """Returns the replicas on this process's devices or, in a job, on all workers' devices."""
     if told != EACH_ITS_OWN:
         chosen = chosen_devices(backend, names)
         if told is not None and len(chosen) > 1:
@@ -145,7 +145,7 @@ def _replicas(
         else:
             return backend.replica_set(chosen, options)
     resolver = detect()
-    assert resolver is not None  # the variables that describe the job are set
+    assert resolver is not None  # the environment variables of the job are set here
     place = resolver.membership()
     own = processes.checked_names(names, told, place.num_workers, place.rank)
     replicas = replicas_of_job(backend, place, own, options)
@@ -194,8 +194,8 @@ class CentralStorageStrategy(Strategy):
     """Synchronous training on several devices of one machine, with the variables on one device.
 
     Use this strategy for variables that are too large, or too rarely used, to keep a copy on every
-    device. The devices read the variables from that one device, and the sum of their gradients is
-    applied there.
+    device. The devices read the variables from that one device, which applies the sum of all
+    devices' gradients.
 
     Example::
 

@@ -27,7 +27,8 @@ from kerasdist.strategies.arguments import (
 from kerasdist.strategies.choice import agree, chosen_devices, devices_of_worker, own_part, prepare
 from kerasdist.training import hooks
 
-# The accelerators that this worker took when the script named none. Later strategies use them too.
+# The accelerators of this worker's first strategy, if the script did not name devices. Later
+# strategies of the worker use the same accelerators.
 _own: list[Device] = []
 
 
@@ -36,10 +37,10 @@ class MultiWorkerMirroredStrategy(Strategy):
     """Synchronous training on the devices of several workers: processes on one or more machines.
 
     All workers run the same script. Environment variables tell a process which worker it is, and
-    where the other workers are (``kerasdist info`` shows what it finds). The devices of each worker
-    hold replicas of the model. Every worker reads the same data in the same order, and computes its
-    own rows of every global batch. On every worker, ``fit``, ``evaluate`` and ``predict`` return
-    the same as on one device.
+    where the other workers are (``kerasdist info`` shows these variables). The devices of each
+    worker hold replicas of the model. Every worker reads the same data in the same order, and
+    computes its own rows of every global batch. On every worker, ``fit``, ``evaluate`` and
+    ``predict`` return the same as on one device.
 
     The constructor waits until all workers have joined the job. The strategy must be the first
     thing that a script makes with Keras, before tensors, models and random seeds. In a job of one
@@ -74,11 +75,11 @@ class MultiWorkerMirroredStrategy(Strategy):
         Args:
             cluster_resolver: Describes the workers; None: `kerasdist.cluster.detect` finds them.
             communication_options: How gradients are exchanged.
-            devices: The devices of this worker, of which every worker must have the same number.
+            devices: The devices of this worker. Every worker must have the same number of devices.
                 None means all accelerators of the machine, divided among the workers that see the
-                same accelerators; or all CPU devices, if there is no accelerator. Afterwards
-                TensorFlow and JAX see only this worker's GPUs, numbered from 0; torch sees all
-                GPUs, with unchanged numbers.
+                same accelerators. If there is no accelerator, None means all CPU devices.
+                Afterwards TensorFlow and JAX see only this worker's GPUs, numbered from 0; torch
+                sees all GPUs, with unchanged numbers.
             batch_norm: The same as in `MirroredStrategy`.
             check: The same as in `MirroredStrategy`.
             sharding: The same as in `MirroredStrategy`. The mesh of a LayoutMap has the devices of
@@ -86,12 +87,12 @@ class MultiWorkerMirroredStrategy(Strategy):
                 device of worker 1 if each worker has eight. On JAX all devices of one replica must
                 belong to one worker; on PyTorch each device is a worker.
             offload: The same as in `MirroredStrategy`.
-            **earlier: `communication`, which in ``tf.distribute.experimental`` was the
-                `implementation` of the options; and the arguments of 2018 that `MirroredStrategy`
-                takes.
+            **earlier: `communication`, which ``tf.distribute.experimental`` had in place of
+                `CommunicationOptions.implementation`. Also `num_gpus` and `num_gpus_per_worker`,
+                as in `MirroredStrategy`.
 
         Raises:
-            TypeError: If an argument has another type.
+            TypeError: If an argument is unknown or has a wrong type.
             ClusterError: If the environment contradicts itself.
             JobError: If the workers do not find each other.
             DisagreementError: If the workers differ in versions or in their number of devices.

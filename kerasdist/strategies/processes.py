@@ -37,15 +37,15 @@ _ranks: list[Ranks] = []
 def is_child() -> bool:
     """Returns whether multiprocessing has started this process, as data loaders do.
 
-    Such a process first imports the script. During the import it does not know its parent process
-    yet, but has a mark, by which multiprocessing refuses to start further processes.
+    Such a process first imports the script. During the import `parent_process()` is still None, but
+    multiprocessing has set the attribute `_inheriting` of the process.
     """
     this = multiprocessing.current_process()
     return multiprocessing.parent_process() is not None or getattr(this, "_inheriting", False)
 
 
 def command() -> tuple[str, ...]:
-    """Returns the command that starts this process again; requires `why_not_again() is None`."""
+    """Returns the command that starts this process again, if `why_not_again()` is None."""
     words = [sys.executable, *sys.orig_argv[1:]]
     main = sys.modules["__main__"]
     if main.__spec__ is None:  # a script, which may have changed the working folder
@@ -66,7 +66,7 @@ def why_not_again() -> str | None:
 
 
 def why_not_unasked() -> str | None:
-    """Returns why a user would not expect this process to be started again; None if no reason."""
+    """Returns why a user would not expect copies of this process; None if there is no reason."""
     file = str(getattr(sys.modules["__main__"], "__file__", ""))
     if file.startswith(LIBRARIES):
         return f"the program that runs here is not a script of yours, but {file}"
@@ -86,9 +86,10 @@ def checked_launcher(launcher: Launcher | None, backend: Backend) -> Launcher | 
 
 
 def devices_from_launcher() -> str | None:
-    """Returns the environment variable that gives workers of a `MirroredStrategy` their devices.
+    """Returns the value of the variable that tells a worker of a `MirroredStrategy` its devices.
 
-    Returns None if this process is no such worker, or if multiprocessing has started it.
+    Returns None if this process is not a worker of a `MirroredStrategy`, or if multiprocessing has
+    started this process.
     """
     if is_child():
         return None
@@ -101,15 +102,16 @@ def devices_from_launcher() -> str | None:
 def are_started_by_script() -> bool:
     """Returns whether the job's workers are processes that this script itself starts.
 
-    Such a worker may use strategies of one process, like the process that the user started. So
-    may a process that multiprocessing has started from a worker, because it is not in the job.
+    Such a worker may use strategies of one process, like the process that the user started. The
+    result is also True in a process that multiprocessing has started from a worker, because this
+    process is not in the job and may use such strategies too.
     """
     told = devices_from_launcher() or os.environ.get(MIRRORED)
     return bool(told) and (is_child() or told not in (EACH_ITS_OWN, JOINED))
 
 
 def are_wanted(backend: Backend, devices: Sequence[Device], launcher: Launcher | None) -> bool:
-    """Returns whether this script shall be started again for each device but the first."""
+    """Returns whether this script must be started once more for each device but the first."""
     if launcher == "threads" or len(devices) < 2 or is_child():
         return False
     if backend.name not in WANT_PROCESS_A_DEVICE:
@@ -152,7 +154,7 @@ def start(devices: Sequence[Device]) -> str:
 def checked_names(
     names: Sequence[str] | None, told: str, workers: int, rank: int
 ) -> list[str] | None:
-    """Returns the name of a worker's device, in a list; None if it takes the devices that it sees.
+    """Returns a list with the name of a worker's device; None for the devices that the worker sees.
 
     Args:
         names: The devices that the script names; None for all.
@@ -194,12 +196,12 @@ def after_joining(told: str) -> None:
 
 
 def _by_rank(devices: Sequence[Device]) -> list[str]:
-    # CPU devices belong to a process, so each process takes its first CPU.
+    # Each process has CPU devices of its own, numbered from 0, so it takes its first one.
     return ["cpu:0" if device.kind == "cpu" else str(device) for device in devices]
 
 
 def _other_job() -> str | None:
-    """Returns why this process is already a worker, or a job of its own; None if it is neither."""
+    """Returns what makes this process a worker or a job of its own; None if nothing does."""
     if kerasdist_variables.is_independent(None):
         return f"{kerasdist_variables.CLUSTER}=none makes this process a job of its own"
     for source, answer in detection.findings().items():

@@ -1,4 +1,4 @@
-"""Strategies for TPUs, whose replicas may have several devices; also the module `kerasdist.tpu`.
+"""The strategy for TPUs, whose replicas may have several devices, and topologies of TPUs.
 
 Users see this module as `kerasdist.tpu`, with the functions of ``tf.tpu.experimental``.
 """
@@ -66,11 +66,11 @@ class TPUStrategy(Strategy):
 
         Args:
             tpu_cluster_resolver: A `kerasdist.cluster.ClusterResolver` that describes the workers.
-                None: `kerasdist.cluster.detect` finds them; on a TPU VM from its metadata.
+                None: `kerasdist.cluster.detect` finds the workers, on a TPU VM by its metadata.
             experimental_device_assignment: How many replicas there are, and which devices each of
                 them has. None means one replica on each device.
-            experimental_spmd_xla_partitioning: Has no effect: on JAX, XLA always divides the
-                program.
+            experimental_spmd_xla_partitioning: Has no effect, because on JAX, XLA always divides
+                the program.
             sharding: The same as in `kerasdist.MirroredStrategy`, for replicas of one device each.
             **earlier: `device_assignment`, the name of `experimental_device_assignment` in
                 ``tf.distribute`` 1.
@@ -144,7 +144,7 @@ class TPUStrategy(Strategy):
         return self._devices_of_replica.replicate(tensor)
 
     def split_variables(self, rules: Mapping[str, Sequence[int]]) -> None:
-        """Cuts variables over the logical devices of each replica, so each holds only a shard.
+        """Cuts variables over the logical devices of each replica, so a device holds only a shard.
 
         An optimizer's variables are cut in the same way as the variable to which they belong.
 
@@ -155,7 +155,7 @@ class TPUStrategy(Strategy):
         Args:
             rules: For each pattern the number of shards along each axis. The first pattern that is
                 found in a variable's path applies to the variable. The rules are added to earlier
-                ones, and apply from the next call of `fit`, `evaluate` or `predict`.
+                rules, and apply from the next call of `fit`, `evaluate` or `predict`.
 
         Raises:
             ValueError: If a pattern is not a regular expression, or the shards do not multiply to
@@ -175,7 +175,7 @@ def _resolver(given: object) -> ClusterResolver | None:
         return given
     try:
         return detect()
-    except UnsupportedError:  # this is an evaluator, which works by itself
+    except UnsupportedError:  # an evaluator or a parameter server, which is no worker
         return None
 
 
@@ -195,7 +195,7 @@ def _replicas(
     if place is not None and place.num_workers > 1:
         return _of_all_workers(backend, place, assignment, options)
     devices = chosen_devices(backend, None)
-    if options.devices_per_replica > 1:  # the devices of a LayoutMap's mesh
+    if options.devices_per_replica > 1:  # a LayoutMap gives a replica these devices
         return backend.replica_set(devices, options)
     assignment = assignment or DeviceAssignment.build(len(devices))
     per_replica = assignment.num_cores_per_replica
@@ -241,7 +241,7 @@ def _of_all_workers(
 def connect_to_cluster(
     cluster_spec_or_resolver: ClusterResolver | None = None, **given: Any
 ) -> None:
-    """Checks a resolver. A strategy connects to the cluster itself, when the strategy is made.
+    """Checks a resolver. This process connects to the cluster later, when it makes a strategy.
 
     Example::
 
