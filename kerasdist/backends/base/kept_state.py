@@ -72,11 +72,11 @@ class Place:
         self.write(self.before)
 
     def is_same(self, contents: Any) -> bool:
-        """Returns whether the object still contains exactly these objects."""
+        """Returns whether the object now contains exactly the objects in `contents`."""
         now = self.at
         if len(now) != len(contents):
             return False
-        if not all(map(is_, now, contents)):  # a copy of a set may have another order
+        if not all(map(is_, now, contents)):  # for sets this may be only a difference in order
             return isinstance(now, set) and now == contents
         return not isinstance(now, dict) or all(map(is_, now.values(), contents.values()))
 
@@ -117,7 +117,7 @@ class Attributes(Place):
         return dict(self.at)
 
     def is_same(self, contents: Any) -> bool:
-        """Returns whether the attributes still are exactly these objects."""
+        """Returns whether the attributes' values now are exactly the objects in `contents`."""
         now = self.at
         return len(now) == len(contents) and all(map(is_, now.values(), contents.values()))
 
@@ -159,7 +159,7 @@ class Names(Attributes):
         return found
 
     def is_same(self, contents: Any) -> bool:
-        """Returns whether the names still stand for exactly these objects."""
+        """Returns whether the names' values now are exactly the objects in `contents`."""
         if isinstance(self._owner, dict) and len(contents) == len(self._names):  # the usual case
             return all(map(is_, map(self._owner.get, self._names), contents.values()))
         now = self.read()

@@ -24,7 +24,7 @@ class MapReader:
         self._looked_through = 0, 0, 0  # numbers of weights, keys and outputs at the last check
 
     def require_useful(self) -> None:
-        """Raises a ValueError if a key of the map fits no existing variable, and no output."""
+        """Raises a ValueError if a key of the map matches neither a variable nor an output."""
         there = len(self._paths), len(self._map), len(self._outputs)
         if there == self._looked_through:  # Every step calls this method; mostly nothing is new.
             return

@@ -276,7 +276,7 @@ def _grouped(seconds: Any, steps: Any, group: int) -> list[float]:
     """Returns the seconds per step, averaged over groups of calls with about `group` steps."""
     numbers = (np.cumsum(steps) - steps) // group  # the group of steps in which each call begins
     if numbers.size and steps[numbers == numbers[-1]].sum() < group:
-        numbers = np.minimum(numbers, max(numbers[-1] - 1, 0))  # the last group is too short
+        numbers = np.minimum(numbers, max(numbers[-1] - 1, 0))  # joins the last two groups
     sums = [np.bincount(numbers.astype(int), weights=one) for one in (seconds, steps)]
     return [float(time / count) for time, count in zip(*sums, strict=True) if count]
 

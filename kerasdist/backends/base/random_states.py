@@ -108,7 +108,8 @@ def _states_for_all(everyone: list[dict[str, str]]) -> list[Any] | None:
     The list also has the chief's seed, and a new seed for the case that there is none. Returns None
     if no states differ.
     """
-    # A library that is not imported on all workers does not shuffle data that all of them read.
+    # Only libraries that all workers have imported are compared. Another library does not shuffle
+    # data that all workers read.
     common = set(everyone[0]).intersection(*everyone)
     apart = sorted(one for one in common if len({theirs[one] for theirs in everyone}) > 1)
     if not apart:
@@ -121,7 +122,7 @@ def _states_for_all(everyone: list[dict[str, str]]) -> list[Any] | None:
 @cache
 def _warn_once(who: str, libraries: str, ranks: str) -> None:
     warn_user(
-        f"{who} Expected all workers to be seeded alike, and to draw as many random numbers. "
+        f"{who} Expected all workers to be seeded alike, and to draw equally many random numbers. "
         f"Received: other states of {libraries} on {ranks} than on worker 0. All workers continue "
         "with the states of worker 0, so that they shuffle data in the same order. Call "
         "keras.utils.set_random_seed with the same number on all workers; where one worker draws "

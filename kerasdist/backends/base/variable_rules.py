@@ -82,7 +82,7 @@ def made_in_every_call(paths: Sequence[str]) -> ValueError:
     return ValueError(
         "Expected a function that creates its variables in its first call only. Received: new "
         f"variables in every call, such as {[*paths][:3]}. Make them outside of the function, "
-        "or keep them where the next call finds them."
+        "or store them, so that the next call uses them again."
     )
 
 

@@ -28,7 +28,8 @@ HOST = "/device:CPU:0"
 
 # The name of the operation that divides a batch, by which its errors are recognised.
 _DIVISION = "kerasdist_division_of_the_global_batch"
-# How TensorFlow names the operation that failed; ``[[name/_30]]`` names operations that waited.
+# Finds the operation that failed in TensorFlow's message. Operations that only waited for the
+# failed one have another form there: ``[[name/_30]]``.
 _FAILED_DIVISION = re.compile(rf"\{{\{{node [^}}]*{_DIVISION}[^}}]*\}}\}}")
 
 
@@ -37,7 +38,8 @@ class LocalRows:
     """One replica's rows of a global batch.
 
     Attributes:
-        data: The replica's rows, in the structure of the batch; a stand-in row if it has none.
+        data: The replica's rows, in the structure of the batch. A replica without rows has one
+            stand-in row.
         local_batch: The size and the weight of the local batch; a stand-in row does not count.
     """
 
@@ -328,7 +330,7 @@ def known_size(spec: object) -> int | None:
 
 
 def _size_in_step(batch: object) -> tf.Tensor:
-    """Returns the number of rows as a tensor that TensorFlow cannot infer while tracing."""
+    """Returns the number of rows as a tensor whose value TensorFlow cannot infer while tracing."""
     return tf.raw_ops.PlaceholderWithDefault(input=_row_count(_batched(batch)[0]), shape=[])
 
 

@@ -46,7 +46,7 @@ def calls(
 
 @final
 class _PassScope(keras.StatelessScope):
-    """The scope in which a pass calls the model, and by which such a call is recognized."""
+    """The scope in which a pass calls the model; `calls` recognizes such calls by this scope."""
 
 
 class _Rows:
@@ -252,7 +252,7 @@ def _concatenated(array: tf.TensorArray) -> tf.Tensor:
 
 
 def _of_any_size(tensors: Iterable[Any]) -> list[tf.TensorSpec]:
-    """Returns the types and shapes of tensors, for any number of rows."""
+    """Returns the specs of tensors, each with an unknown number of rows."""
     return [tf.TensorSpec([None, *one.shape[1:]], one.dtype) for one in tensors]
 
 

@@ -135,7 +135,7 @@ class PlacedTrainer(_InPasses):
 class TensorFlowTrainer(_InPasses):
     """Divides each batch over the replicas and runs the model's own step on every local batch."""
 
-    # How many batches the data of the last call had; None if that is not known.
+    # How many batches the data of the last `fit` or `evaluate` has; None if that is not known.
     _batches_of_call: int | None = None
     _kept_in_predict: KeptState | None = None
 
@@ -207,7 +207,7 @@ class TensorFlowTrainer(_InPasses):
         batch: Any,
         read: list[keras.Variable],
     ) -> Any:
-        """Runs a step, as `StepsOnIterator` describes."""
+        """Runs a step on all replicas; returns the values that `StepsOnIterator` needs."""
         own = self.note_overrides()
 
         def replica_step(data: object) -> Any:

@@ -151,7 +151,7 @@ class TensorFlowTrial(Trial):
 
     @staticmethod
     def as_array(value: Any) -> Any:
-        """Returns a tensor as a NumPy array; an empty array for a tensor of an inner graph."""
+        """Returns a tensor as a NumPy array; an empty array if the tensor is symbolic."""
         value = copies(value)[0]
         if isinstance(value, tf.RaggedTensor):
             value = value.to_tensor()

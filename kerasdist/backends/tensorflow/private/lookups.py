@@ -122,7 +122,7 @@ class Lookups:
         return Terms(added, indices, gradient.dense_shape)
 
     def _lookups(self, indices: Any) -> list[Any]:
-        """Returns each lookup's indices; TensorFlow joins the indices of lookups in one table."""
+        """Returns each lookup's indices; TensorFlow has concatenated those of the same table."""
         kind, inputs = self._made_by(indices)
         if kind != "ConcatV2":
             return [indices]

@@ -18,7 +18,7 @@ import tensorflow as tf
 from kerasdist.backends.tensorflow import internals
 from kerasdist.backends.tensorflow.fit.batches import HOST, PlacedBatch
 
-# The functions of a generator on a device, by the names of the operation's arguments.
+# The functions of TensorFlow's generator on a device, by their names in ``GeneratorDataset``.
 _FUNCTIONS = {
     "init_func": internals.GENERATOR_BEGIN,
     "next_func": internals.GENERATOR_NEXT,

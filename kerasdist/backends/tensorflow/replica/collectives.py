@@ -141,7 +141,7 @@ class TensorFlowCollectives(Collectives):
         self._deferred: dict[int | str, Deferred] = {}
 
     def differentiated_loss(self, loss: Any, *, is_weighted: bool) -> Any:
-        """Returns the loss; its backward pass records that the loss has been weighted."""
+        """Returns the loss; when it is differentiated, this object records that it is weighted."""
         if not is_weighted:
             return loss
 

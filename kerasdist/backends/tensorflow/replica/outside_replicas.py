@@ -154,7 +154,7 @@ def _make_state(
 
 
 def _native_strategy_of(variables: Sequence[Any]) -> tf.distribute.Strategy | None:
-    """Returns the strategy whose scope is open, else the variables' strategy; None for neither."""
+    """Returns the strategy whose scope is open, else the strategy of the variables, else None."""
     here = tf.distribute.get_strategy()
     if tf.distribute.has_strategy():
         is_ours = here in ours and tf.distribute.in_cross_replica_context()

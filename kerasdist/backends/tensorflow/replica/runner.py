@@ -58,9 +58,9 @@ _MISFITS = {
         "Expected collectives, optimizer.apply, assignments that are combined, and in fit a "
         "metric's result to be called directly in the step, or in the function that strategy.run "
         "runs. Received: such a call in a compiled function, a loop or a branch inside of the "
-        "step, where replicas cannot meet. Take tf.function off functions that a step calls: fit "
-        "compiles the whole step. In a custom loop compile the function itself, or the function "
-        "around strategy.run. Move the call out of loops and branches on tensors."
+        "step, where replicas cannot wait for each other. Take tf.function off functions that a "
+        "step calls: fit compiles the whole step. In a custom loop compile the function itself, or "
+        "the function around strategy.run. Move the call out of loops and branches on tensors."
     ),
 }
 

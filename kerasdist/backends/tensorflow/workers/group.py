@@ -1,6 +1,6 @@
-"""All replicas of a strategy: how they divide a batch, and how their values are combined.
+"""The replicas of a strategy as a group, which divides batches and combines the replicas' values.
 
-With many workers, replicas exchange tensors only by all-reduce.
+With several workers, replicas exchange tensors only by all-reduce.
 """
 
 from __future__ import annotations
@@ -214,7 +214,8 @@ class Group:
         first = next((part for part in parts if part is not None), None)
         if first is None or _are_slices(parts):
             return False
-        # TensorFlow keeps int32 tensors on the host, whatever the device.
+        # TensorFlow keeps int32 tensors on the host, whatever the device. So without other workers
+        # they are summed there.
         return self.is_of_workers or not (here or first.dtype in (tf.int32, tf.bool))
 
     def _column(self, parts: Parts) -> Column:
