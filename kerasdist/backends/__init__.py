@@ -1,1 +1,1 @@
-"""One folder per framework, with mostly the same file names, behind the interfaces in `base`."""
+"""One folder per framework. Each folder implements the interfaces in `base`."""

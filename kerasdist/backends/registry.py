@@ -28,13 +28,13 @@ _in_place: list[Backend] = []
 
 
 def current() -> Backend:
-    """Returns the backend of Keras's framework; imports Keras and only this framework."""
+    """Returns the backend that `used` has set, else that of the framework that Keras runs on."""
     return _in_place[-1] if _in_place else _of_keras()
 
 
 @contextmanager
 def used(backend: Backend) -> Generator[None]:
-    """Uses another backend instead of the one of Keras's framework."""
+    """Makes `current` return the given backend until the block ends."""
     _in_place.append(backend)
     try:
         yield
@@ -50,7 +50,7 @@ def _of_keras() -> Backend:
             f"Expected Keras to run on one of {sorted(_MODULES)}. Received: backend={name!r}. Set "
             "the variable KERAS_BACKEND before Keras is imported."
         )
-    for kind in (PerReplica, Mirrored):  # this runs before any value of this kind can exist
+    for kind in (PerReplica, Mirrored):  # no values of these classes exist before this call
         keras_compat.register_tree_node(kind)
     return importlib.import_module(_MODULES[name]).BACKEND
 
@@ -58,6 +58,6 @@ def _of_keras() -> Backend:
 def torch_states() -> Any | None:
     """Returns the module that saves PyTorch's random states; None if PyTorch is not imported.
 
-    On every backend PyTorch may be imported, because Keras accepts its ``DataLoader`` everywhere.
+    PyTorch may be imported on every backend, because Keras accepts PyTorch's ``DataLoader`` there.
     """
     return importlib.import_module(_TORCH_STATES) if "torch" in sys.modules else None

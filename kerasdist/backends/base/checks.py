@@ -102,7 +102,7 @@ def check_shapes(shapes: Sequence[Sequence[int | None] | None], axis: int | None
 
 @cache
 def check_communication(options: CommunicationOptions, on: str, heeded: tuple[str, ...]) -> None:
-    """Refuses compression and warns of other options, except the names in `heeded`."""
+    """Refuses compression and warns of other set options, unless `heeded` names the option."""
     if options.compression is not None and "compression" not in heeded:
         raise UnsupportedError(
             f"Expected CommunicationOptions without compression on {on}. Received: "

@@ -14,7 +14,7 @@ from kerasdist.api.values import sole_component
 from kerasdist.core.context import StrategyLike, default_strategy, replica_scope
 from kerasdist.core.structures import Arguments
 
-# The variables that belong to gradients; None stands for all variables of the optimizer.
+# The variables that gradients update; None stands for all variables of the optimizer.
 Variables = list[Any] | None
 
 # Keras's ``optimizer.apply``, which takes the optimizer, gradients and variables.
@@ -24,7 +24,7 @@ DEFAULT_COMMUNICATION = CommunicationOptions()
 
 
 def communication_of(options: object) -> CommunicationOptions:
-    """Returns the given options for a collective, or the defaults for None."""
+    """Returns the options as `CommunicationOptions`; the default options if `options` is None."""
     if options is None:
         return DEFAULT_COMMUNICATION
     return options_of(CommunicationOptions, options, "options")
@@ -38,8 +38,8 @@ class Collectives(abc.ABC):
 
         Args:
             loss: The loss, which the optimizer has already scaled if it scales losses.
-            is_weighted: Whether the loss was multiplied by the replica's weight before, so that
-                `apply_gradients` must not weight its gradients.
+            is_weighted: Whether the loss is already multiplied by the replica's weight. If so,
+                `apply_gradients` must not multiply the gradients by that weight again.
         """
         return loss
 
@@ -54,15 +54,15 @@ class Collectives(abc.ABC):
         Args:
             strategy: The strategy, which is the function's first argument.
             function: The function.
-            given: This replica's arguments; the function gets those of all replicas, as distributed
-                values.
+            given: This replica's arguments; the function gets the arguments of all replicas, as
+                distributed values.
 
         Returns:
             The function's result; a distributed value is replaced by this replica's component.
         """
 
     def assign(self, variable: keras.Variable, value: Any, write: Callable[[Any, Any], Any]) -> Any:
-        """Assigns to a Keras variable in replica code, outside of stateless scopes.
+        """Assigns a value to a Keras variable in replica code, outside of Keras's StatelessScope.
 
         Args:
             variable: The variable.
@@ -73,9 +73,9 @@ class Collectives(abc.ABC):
 
     @staticmethod
     def own_moments(inputs: Any, axes: Sequence[int]) -> tuple[Any, Any] | None:
-        """Returns mean and variance, per channel, of this replica's rows, by one fast kernel.
+        """Returns the mean and variance of each channel of this replica's rows, by a fast kernel.
 
-        Returns None if the framework has no such kernel for these rows.
+        Returns None if the framework has no fast kernel for these rows.
         """
         return None
 
@@ -88,7 +88,7 @@ class Collectives(abc.ABC):
         return None
 
     def equal_writes(self) -> AbstractContextManager[None]:
-        """Returns a context in which all replicas assign equal values, so no values are sent."""
+        """Returns a context for assignments that are equal on all replicas and need not be sent."""
         return nullcontext()
 
     @abc.abstractmethod
@@ -107,15 +107,15 @@ class Collectives(abc.ABC):
         """
 
     def summed(self, variables: Sequence[keras.Variable]) -> list[Any]:
-        """Returns the values of variables that hold sums, summed over the replicas; used in `fit`.
+        """Returns each variable's value summed over the replicas, for variables that hold sums.
 
-        In `all_sum` a replica without rows counts as zero; in this method its earlier sums count
-        too.
+        The method is used in `fit`. `all_sum` counts a replica that has no rows in this step as
+        zero. This method also counts what such a replica has summed in earlier steps.
         """
         return self.all_sum([variable.value for variable in variables])
 
     def mean_of_sum(self, total: Any, replicas: int) -> Any:
-        """Returns a sum over the replicas divided by their number; for integers a float.
+        """Returns the mean over the replicas, given their sum; a float if the sum is an integer.
 
         Args:
             total: The result of `all_sum`.
@@ -165,7 +165,10 @@ class Collectives(abc.ABC):
 
 @final
 class SoleReplica(Collectives):
-    """The collectives of a strategy's only replica, or of code that has all replicas' rows."""
+    """The collectives of a strategy's only replica, or of code that has the rows of all replicas.
+
+    Such code needs no exchange, so the sum or the concatenation over replicas is the tensor itself.
+    """
 
     def merge_call(
         self, strategy: StrategyLike, function: Callable[..., Any], given: Arguments

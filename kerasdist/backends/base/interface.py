@@ -1,11 +1,11 @@
 """The interfaces through which all other code of kerasdist uses a framework.
 
-`Backend` gives access to a framework's devices, compiler and gradients. A `ReplicaSet` is a choice
-of devices, and the way in which `fit` computes on them. The `Runner` of a replica set runs user
-functions on these devices, for custom loops. `Collectives` are the calls through which the code of
-one replica exchanges data with the others. `Runner` and `Collectives` have files of their own. All
-other code reaches a framework only through these four classes, and code that imports a framework is
-in that framework's folder.
+`Backend` gives access to a framework's devices, compiler and gradients. A `ReplicaSet` has the
+devices of a strategy, and defines how `fit` computes on them. The `Runner` of a replica set runs
+user functions on these devices, for custom loops. `Collectives` are the calls through which the
+code of one replica exchanges data with the other replicas. `Runner` and `Collectives` have files of
+their own. All other code reaches a framework only through these four classes. Code that imports a
+framework is in that framework's folder.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from kerasdist.errors import UnsupportedError
 from kerasdist.job.job import Job
 from kerasdist.keras_compat import ops
 
-# The place of an array in the tree of a checkpoint.
+# The path of an array in the nested dictionaries of a checkpoint: one dictionary key per level.
 Key = tuple[str, ...]
 
 # An event of Chrome's trace format, with ``ts`` and ``dur`` in microseconds.
@@ -44,14 +44,15 @@ Check = Literal["off", "warn", "raise"]
 
 @dataclass(frozen=True)
 class ReplicaOptions:
-    """How a strategy wants its replicas to compute.
+    """The options of a strategy that say how its replicas compute.
 
     Attributes:
         batch_norm: ``"synchronized"``: BatchNormalization uses the mean and variance of the global
             batch. ``"per_replica"``: each replica uses the mean and variance of its own rows, and
-            the moving statistics are averaged. None: in `fit` the statistics are synchronized, and
-            in custom loops each layer's argument ``synchronized`` decides.
-        parameter_device: The device that holds the variables; None if every replica's device does.
+            the moving statistics are averaged over the replicas. None: in `fit` the statistics are
+            synchronized, and in custom loops each layer's argument ``synchronized`` decides.
+        parameter_device: The device that holds the variables; None if the devices of the replicas
+            hold them.
         devices_per_replica: How many devices a replica has.
         check: What to do if the first training step's results differ from the results on one
             device.
@@ -118,14 +119,14 @@ class Backend(abc.ABC):
         """
 
     def settings(self) -> dict[str, Any]:
-        """Returns, by name, the framework's settings that must be equal on all workers, as JSON."""
+        """Returns the framework's settings that must be equal on all workers: JSON, by name."""
         return {}
 
     @abc.abstractmethod
     def connect(self, job: Job, gpus: Sequence[int] | None = None) -> tuple[Device, ...]:
-        """Connects this worker's framework with the other workers', before the framework starts.
+        """Connects the framework in this process with the frameworks of the job's other workers.
 
-        All workers must call this method.
+        All workers must call this method, before the framework starts.
 
         Args:
             job: The job of this process.
@@ -163,7 +164,8 @@ class Backend(abc.ABC):
 
         Args:
             function: The user function; it may call `Strategy.run` and read and write variables.
-            jit_compile: Whether to use the framework's JIT compiler, if that is not the default.
+            jit_compile: Whether to compile with XLA on TensorFlow, or with ``torch.compile`` on
+                PyTorch. JAX always compiles with XLA.
         """
 
     @abc.abstractmethod
@@ -191,7 +193,7 @@ class Backend(abc.ABC):
 
         Args:
             function: A function of arrays that does not write to variables.
-            arguments: Structures of `keras.KerasTensor` in the place of arrays.
+            arguments: The function's arguments, with a `keras.KerasTensor` instead of each array.
 
         Returns:
             The number of operations; None if the framework cannot count them.
@@ -202,7 +204,9 @@ class Backend(abc.ABC):
         """Returns the framework's profiler, which records what the process and its devices do."""
 
     def checkpoint_format(self) -> CheckpointFormat:
-        """Returns the reader and writer of the framework's usual checkpoints, Orbax's on JAX.
+        """Returns the object that reads and writes the framework's usual checkpoints.
+
+        These are Orbax's on JAX, and those of ``torch.distributed.checkpoint`` on PyTorch.
 
         Raises:
             UnsupportedError: If the backend has no such format, or a package is missing.
@@ -219,7 +223,7 @@ class Backend(abc.ABC):
         return next((found for kind in ACCELERATORS if (found := self.devices(kind))), ())
 
 
-# How many steps the host may start before an accelerator has done the first of them.
+# How many steps the host may start before an accelerator has finished the first one.
 _STEPS_AHEAD = 8
 
 
@@ -236,19 +240,21 @@ class ReplicaSet(abc.ABC):
         num_replicas: How many replicas there are, on all workers.
         local_replicas: The numbers of the replicas in this process.
         is_in_call: Whether all workers are inside a call of `fit`, `evaluate` or `predict`.
-        batch_logs_matter: Whether a callback of any worker reads each batch's logs in that call.
+        batch_logs_matter: Whether a callback on any worker reads the logs of each batch during that
+            call.
         reads_need_all_workers: Whether reading a variable may be a collective. This is so if
             variables are sharded, and after a custom loop on a backend that combines the replicas'
             values only when they are read.
         measures_data: Whether the time that training waits for batches is measured.
         measures_collectives: Whether the host waits for the other workers in each collective, so
             that this time can be measured.
-        steps_ahead: How many steps the host may start before the devices have done the first.
+        steps_ahead: How many steps the host may start before the devices have finished the first
+            one.
         trainer_class: The class of the trainers of models that are made in the strategy's scope.
         logical_devices: An object that shards tensors and variables over the devices of a replica,
             for `kerasdist.TPUStrategy`; None if the backend has only replicas of one device.
         gradients_travel_as: The type to which workers cast gradients for sending; None for no cast.
-        initial_broadcast: The new variables that the workers have not yet compared.
+        initial_broadcast: The new variables that have not yet got the chief's values.
         first_batches: The first batches that were read, until the workers have compared them.
     """
 
@@ -274,8 +280,8 @@ class ReplicaSet(abc.ABC):
             devices: Devices of this machine, each at most once.
             options: How to compute.
             job: The job of this process, if other workers hold replicas too.
-            count_begun: A function that returns how many batches have been read so far; given if
-                a compiled graph reads them, so that no Python code can count them.
+            count_begun: A function that returns how many batches have been read so far. It is
+                given if a compiled graph reads the batches, where Python code cannot count them.
         """
         self.devices = tuple(devices)
         home = options.parameter_device
@@ -286,7 +292,8 @@ class ReplicaSet(abc.ABC):
         self.rank, self.num_workers = (0, 1) if job is None else (job.rank, job.num_workers)
         here, each = len(self.devices), options.devices_per_replica
         self.num_replicas = self.num_workers * here // each
-        # A replica may span several workers (on torch); then it is local on each of them.
+        # On PyTorch one replica may span several workers. Each of these workers counts the replica
+        # as one of its local replicas.
         first = self.rank * here // each
         self.local_replicas = range(first, first + max(here // each, 1))
         self.initial_broadcast = InitialBroadcast(job, self.equalize)
@@ -296,7 +303,7 @@ class ReplicaSet(abc.ABC):
 
     @property
     def spans_workers(self) -> bool:
-        """Whether several workers compute the rows of one replica together."""
+        """Whether one replica consists of the devices of several workers."""
         return self.options.devices_per_replica > len(self.devices)
 
     @property
@@ -322,7 +329,7 @@ class ReplicaSet(abc.ABC):
         Args:
             variables: Keras variables that have values.
         """
-        del variables  # This method is used only in a job.
+        del variables  # A backend overrides this method; without a job there is no chief.
 
     def shards(self, variable: Any) -> Sequence[HeldShard]:
         """Returns this worker's shards of a variable; none if workers do not shard the variable.
@@ -336,9 +343,10 @@ class ReplicaSet(abc.ABC):
         return ()
 
     def held(self, variable: Any) -> tuple[str, str, tuple[int, ...]]:
-        """Returns in words how and why a variable is sharded, and the shape of a device's shard.
+        """Returns how a variable is sharded and why, both in words, and the shape of one shard.
 
-        The shard of a variable in the host's memory is empty.
+        The shape is that of the shard on one device. For a variable in the host's memory it is
+        ``(0,)``.
 
         Args:
             variable: A Keras variable.
@@ -356,7 +364,9 @@ class ReplicaSet(abc.ABC):
 
     @property
     def trial_class(self) -> type[Trial]:
-        """The class of trial steps, which compare these devices with one device.
+        """The class of trials. A trial runs a training step on copies of the variables.
+
+        Two trials, on these devices and on one device, show whether the results are equal.
 
         Raises:
             UnsupportedError: If there is only one device, so that there is nothing to compare.
@@ -397,7 +407,7 @@ class ReplicaSet(abc.ABC):
         """
 
     def is_tracing(self) -> bool:
-        """Returns whether the calling code is being traced, and its Python values are constants."""
+        """Returns whether the framework is tracing the calling code for its compiler."""
         return False
 
     @abc.abstractmethod
@@ -411,7 +421,7 @@ class CheckpointFormat(abc.ABC):
     All workers must call `save` and `load` together, each with the whole tree.
 
     Attributes:
-        marker: The name of a file that each complete checkpoint has.
+        marker: The name of a file that each complete checkpoint contains.
     """
 
     marker: str
@@ -433,9 +443,9 @@ class CheckpointFormat(abc.ABC):
         """
 
     def lacking(self, path: str, wanted: Mapping[Key, str]) -> list[str]:
-        """Describes the arrays whose values are missing, as the sizes of the files show.
+        """Describes the arrays that the checkpoint's files, by their sizes, cannot contain.
 
-        Returns an empty list on JAX, where the sizes do not show which values are missing.
+        Returns an empty list on JAX, where the sizes of files do not show which arrays are missing.
 
         Args:
             path: The folder with the arrays, as a path or a URL.
@@ -457,11 +467,11 @@ class CheckpointFormat(abc.ABC):
     def load(
         self, path: str, wanted: Sequence[tuple[Key, Any]], replicas: ReplicaSet | None
     ) -> None:
-        """Gives variables the values of a checkpoint, in their own types.
+        """Assigns a checkpoint's values to variables; each value is cast to its variable's type.
 
         Args:
             path: The folder with the arrays, as a path or a URL.
-            wanted: The key of the array that each variable gets, with the variable.
+            wanted: Pairs of an array's key and the variable that gets the array's values.
             replicas: The same as for `save`.
         """
 
@@ -482,7 +492,7 @@ class Profiler(abc.ABC):
         """Returns a context that is recorded as an event of this name.
 
         Args:
-            name: The name.
+            name: The event's name.
         """
 
     @abc.abstractmethod
@@ -498,4 +508,4 @@ def read_chrome_trace(path: Path) -> list[Event]:
     """Returns the events of a file in Chrome's trace format, compressed or not."""
     content = path.read_bytes()
     trace = json.loads(gzip.decompress(content) if path.suffix == ".gz" else content)
-    return [one for one in trace["traceEvents"] if "ph" in one]  # XLA writes an empty last event
+    return [one for one in trace["traceEvents"] if "ph" in one]  # skips XLA's empty last event

@@ -1,9 +1,10 @@
-"""State that users' code keeps in Python during a step: ``self.z = encoder(x)``.
+"""State that users' code stores in Python objects during a step, as ``self.z = encoder(x)`` does.
 
 The replicas of a process share the objects that hold this state, such as the model and its lists.
-While one replica waits, the others would set the same attributes and fill the same lists. So a
-replica removes its changes before it waits, and makes them again when it continues. The effect is
-as if each replica had a process of its own, as workers have.
+Only one replica runs at a time, until it waits in a collective. The next replica would then
+overwrite the same attributes and append to the same lists. So a replica undoes its changes before
+it waits, and makes them again when it continues. The effect is as if each replica had a process of
+its own.
 """
 
 from __future__ import annotations
@@ -26,25 +27,26 @@ import numpy as np
 
 from kerasdist import keras_compat
 
-# The limits of the state that each replica has for itself. Changes to larger containers and arrays,
-# or to more places, are seen by all replicas.
+# The limits of the state that is kept for each replica separately: entries of a container, bytes of
+# an array, objects of the model, and objects outside of the model. All replicas see changes to
+# larger containers and arrays, and to further objects.
 _MOST_ENTRIES = 4096
 _MOST_BYTES = 1 << 16
 _MOST_PLACES = 4096
 _MOST_SHARED = 256
 _MISSING = object()
 
-# The changes of a replica: the new contents of each place that it changed, by the place's key.
+# The changes of one replica: for the key of each `Place` that changed, its new contents.
 Changes = dict[Any, Any]
 
 
 class Place:
-    """A place for state: an object, and its contents at the beginning of the step.
+    """An object that can hold state, and a copy of its contents at the beginning of the step.
 
     Attributes:
         at: The object that holds the state.
         before: The contents at the beginning of the step.
-        is_shared: Whether the object, such as a global variable, does not belong to the model.
+        is_shared: Whether the object lies outside of the model, as a global variable does.
     """
 
     is_shared = False
@@ -59,8 +61,8 @@ class Place:
 
     def write(self, contents: Any) -> None:
         """Sets the object's contents."""
-        # The methods of Python's class are called, because Keras's tracked containers override
-        # them.
+        # Keras's tracked containers override these methods, so the methods of Python's own class
+        # are called.
         kind, fill = next((kind, fill) for kind, fill in _FILL.items() if isinstance(self.at, kind))
         kind.clear(self.at)
         fill(self.at, contents)
@@ -70,11 +72,11 @@ class Place:
         self.write(self.before)
 
     def is_same(self, contents: Any) -> bool:
-        """Returns whether the object still contains exactly these objects."""
+        """Returns whether the object now contains exactly the objects in `contents`."""
         now = self.at
         if len(now) != len(contents):
             return False
-        if not all(map(is_, now, contents)):  # a copy of a set may have another order
+        if not all(map(is_, now, contents)):  # for sets this may be only a difference in order
             return isinstance(now, set) and now == contents
         return not isinstance(now, dict) or all(map(is_, now.values(), contents.values()))
 
@@ -95,7 +97,7 @@ class _Array(Place):
 
 
 class _Numbers(Place):
-    """A generator of random numbers; the contents of this place are its state."""
+    """A generator of random numbers; its contents are the generator's state."""
 
     def read(self) -> Any:
         return pickle.dumps(self.at.__getstate__())
@@ -115,7 +117,7 @@ class Attributes(Place):
         return dict(self.at)
 
     def is_same(self, contents: Any) -> bool:
-        """Returns whether the attributes still are exactly these objects."""
+        """Returns whether the attributes' values now are exactly the objects in `contents`."""
         now = self.at
         return len(now) == len(contents) and all(map(is_, now.values(), contents.values()))
 
@@ -133,13 +135,13 @@ class Attributes(Place):
         self.write({**self.before, **gone})
 
     def values(self) -> Iterable[Any]:
-        """Returns the values of the attributes that Keras itself does not set."""
+        """Returns the attributes' values at the beginning of the step, without Keras's own ones."""
         keras_has = _attributes_of_keras()
         return [value for name, value in self.before.items() if name not in keras_has]
 
 
 class Names(Attributes):
-    """Some attributes of an object, or variables of a closure, a module or a class, by name."""
+    """Named attributes of an object, or named variables of a closure, a module or a class."""
 
     def __init__(self, owner: Any, *names: str) -> None:
         self._owner, self._names = owner, names
@@ -157,7 +159,7 @@ class Names(Attributes):
         return found
 
     def is_same(self, contents: Any) -> bool:
-        """Returns whether the names still stand for exactly these objects."""
+        """Returns whether the names' values now are exactly the objects in `contents`."""
         if isinstance(self._owner, dict) and len(contents) == len(self._names):  # the usual case
             return all(map(is_, map(self._owner.get, self._names), contents.values()))
         now = self.read()
@@ -197,25 +199,25 @@ def _slots_of(value: object) -> Iterator[str]:
 
 @final
 class KeptState:
-    """The running replica's changes since the step began, which other replicas must not see.
+    """Finds, undoes and repeats the changes that each replica makes to Python objects in a step.
 
-    All replicas share the objects that a first call makes, such as layers and variables, and the
-    attributes without tensors that are set on the same object at the same time. Each replica keeps
-    its other changes from step to step. The code after a step sees the changes of the first
-    replica.
+    All replicas see the layers, variables and functions that one replica stores in an object, such
+    as those that the first call of a model makes. In the same object, all replicas then also see
+    the replica's other new attributes that hold no tensors. Each replica keeps all its other
+    changes from step to step. The code after a step sees the changes of the first replica.
     """
 
     def __init__(self, roots: Sequence[Place]) -> None:
-        """Stores `roots`: objects and names that users' code uses, found by reading that code."""
+        """Stores `roots`, the objects and names to which users' code refers."""
         self._roots = roots
         self._places: dict[Any, Place] = {}
-        # From the end of the last step: the contents after the first replica's changes, and the
-        # changes of each replica.
+        # By key: the contents at the end of the last step, with the first replica's changes.
         self._left: dict[Any, Any] = {}
+        # The changes that each replica had made by the end of the last step.
         self._own: list[Changes] = []
 
     def begin(self, replicas: int) -> None:
-        """Begins a step; forgets the last step's changes to places that have changed since then."""
+        """Begins a step; drops replicas' changes to objects that changed since the last step."""
         places, left = self._places, self._left
         kept = {key for key in left if places[key].is_same(left[key])}
         self._own = [{key: one[key] for key in one if key in kept} for one in self._own]
@@ -227,7 +229,7 @@ class KeptState:
                 del own[key]
 
     def start(self, replica: int) -> None:
-        """Makes the changes again that a replica had made by the end of the last step."""
+        """Makes the replica's changes again, as they were at the end of the last step."""
         if self._own[replica]:
             self.put_back(self._own[replica])
 
@@ -248,14 +250,14 @@ class KeptState:
             self._places[key].write(contents)
 
     def finish(self, replica: int) -> None:
-        """Ends the step of a replica."""
+        """Undoes a replica's changes at the end of its step, and stores them for the next step."""
         self._own[replica] = self.take()
 
     def end(self, *, is_last: bool = False) -> None:
-        """Ends the step; the changes of the first replica stay for the code after the step.
+        """Ends the step, and makes the first replica's changes again for the code that follows.
 
-        With `is_last` all places are forgotten, because a traced function, which keeps this object,
-        would keep them in memory.
+        With `is_last` this object drops all its references to users' objects. Otherwise a traced
+        function, which refers to this object, would keep them in memory.
         """
         first = self._own[0] if self._own else {}
         self.put_back(first)
@@ -264,16 +266,16 @@ class KeptState:
             self._places, self._left, self._own = {}, {}, []
 
     def has_new_tensors(self) -> bool:
-        """Returns whether tensors have been kept in Python since the step began."""
+        """Returns whether code has stored tensors in Python objects since the step began."""
         taken = self.take()
         self.put_back(taken)
         return any(map(_holds_tensors, taken.values()))
 
     def _own_changes(self, place: Place) -> Any:
-        """Returns the contents of a changed place if they are the replica's own; otherwise None.
+        """Returns an object's new contents if only this replica may see them; otherwise None.
 
-        All replicas see changes that add a layer, a variable or a function, and all changes of a
-        shared place that add no tensor.
+        All replicas see changes that add a layer, a variable or a function. They also see changes
+        to objects outside of the model, unless these changes add a tensor.
         """
         now = place.read()
         if isinstance(place, Attributes):
@@ -296,7 +298,7 @@ class KeptState:
         return {**new, **dict.fromkeys(place.before.keys() - now.keys(), _MISSING)} or None
 
     def _found(self) -> dict[Any, Place]:
-        """Returns all places that hold state, each with its contents."""
+        """Returns a `Place`, by key, for each object with state that can be reached from roots."""
         found: dict[Any, Place] = {}
         waiting: list[Place] = []
 
@@ -327,7 +329,7 @@ class KeptState:
                 add(_Array(value), is_shared)
 
         most = _MOST_PLACES
-        for is_shared in (False, True):  # First the places in the model, which are not shared.
+        for is_shared in (False, True):  # First the objects of the model, which are not shared.
             most = len(found) + _MOST_SHARED if is_shared else _MOST_PLACES
             for root in self._roots:
                 if root.is_shared is is_shared:
@@ -362,7 +364,7 @@ _KINDS: Sequence[tuple[tuple[type, ...], Any]] = (
 
 @cache
 def _kind_of(kind: type) -> Any:
-    """Returns the `Place` class for objects of a class; None if their state is not kept."""
+    """Returns the `Place` class for objects of a class, ``tuple`` for tuples, otherwise None."""
     for kinds, place in _KINDS:
         if issubclass(kind, kinds):
             return place
@@ -383,7 +385,7 @@ def _attributes_of_keras() -> frozenset[str]:
 
 
 def _is_made(value: Any) -> bool:
-    """Returns whether a value holds an object that replicas share: layer, variable, function."""
+    """Returns whether a value contains a layer, variable or function, which all replicas share."""
     return _holds(value, _is_function_or_variable)
 
 
@@ -397,7 +399,7 @@ def _holds_tensors(value: Any) -> bool:
 
 
 def _is_tensor(value: Any) -> bool:
-    """Returns whether a value is a tensor; Keras's test is also true of TensorFlow's variables."""
+    """Returns whether a value is a tensor; Keras's own test also accepts TensorFlow's variables."""
     return keras.ops.is_tensor(value) and not hasattr(value, "assign")
 
 

@@ -18,15 +18,15 @@ class MapReader:
         self._map = layout_map
         self._sizes = sizes
         self._paths: set[str] = set()  # paths of all weights that were looked up
-        # For each path of a layer's output that was looked up: how many weights and keys the reader
-        # knew then, and the axes that it found.
+        # For each path of a layer's output that was looked up: the numbers of weights and of keys
+        # that were known at that time, and the axes that were found.
         self._outputs: dict[str, tuple[tuple[int, int], list[str | None] | None]] = {}
         self._looked_through = 0, 0, 0  # numbers of weights, keys and outputs at the last check
 
     def require_useful(self) -> None:
-        """Raises a ValueError if a key of the map fits no existing variable, and no output."""
+        """Raises a ValueError if a key of the map matches neither a variable nor an output."""
         there = len(self._paths), len(self._map), len(self._outputs)
-        if there == self._looked_through:  # Every step calls this method, mostly for nothing new.
+        if there == self._looked_through:  # Every step calls this method; mostly nothing is new.
             return
         paths = self._paths | self._outputs.keys()
         used = {id(self._map[path]) for path in paths}
@@ -58,9 +58,10 @@ class MapReader:
         return axes
 
     def axes(self, weight: Any, shape: Sequence[int]) -> list[str | None] | None:
-        """Returns, for each axis of a weight or of its slot, the mesh's axis that shards it.
+        """Returns, for each axis of a variable, the mesh's axis that shards it.
 
-        A mesh's axis of one device shards nothing. Returns None if the variable is not sharded.
+        The variable is a weight, or an optimizer's variable for this weight, of the given shape. A
+        mesh's axis of one device shards nothing. Returns None if the variable is not sharded.
         """
         self._paths.add(weight.path)
         layout, shape = self._map[weight.path], tuple(shape)

@@ -1,8 +1,9 @@
-"""Measures the steps of `fit`, and the host's waits in them, by time stamps of the host only.
+"""Measures how long the steps of `fit` take, and how long the host waits in them.
 
-The functions of this module never wait for a device. If a framework computes asynchronously, the
-time stamps are those at which steps were started. The host runs ahead of the device by a limited
-number of steps, so over many steps its rate equals that of the device.
+Only the host's clock is read, and the functions of this module never wait for a device. If a
+framework computes asynchronously, the measured times are those at which the host started the steps.
+The host runs ahead of the device by a limited number of steps. So over many steps, the host starts
+steps at the rate at which the device finishes them.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ class Flops:
 
 @final
 class Window:
-    """Sums up a meter's steps, and calls its listener after each `every` seconds of training."""
+    """Sums up a `Meter`'s measurements; calls `listener` after each `every` seconds of training."""
 
     def __init__(self, meter: Meter, every: float, listener: Callable[[Window], object]) -> None:
         self._meter = meter
@@ -94,7 +95,7 @@ class Window:
         self._rows: list[np.ndarray[Any, Any]] = []
 
     def add(self, seconds: float, steps: int, samples: int | None, measured: Any) -> None:
-        """Adds a call of the train function, whose time was added before."""
+        """Adds a call of the train function; `add_time` has already added the call's time."""
         self._calls.extend((seconds, steps, math.nan if samples is None else samples))
         if measured is not None:
             self._measured.append(measured)
@@ -104,7 +105,7 @@ class Window:
             self._listener(self)
 
     def add_time(self, seconds: float, data: float, collectives: float) -> None:
-        """Adds time, and how much of it the host waited for data and in collectives."""
+        """Adds training time, and how long of it the host waited for data and in collectives."""
         self._seconds += seconds
         self._data += data
         self._collectives += collectives
@@ -119,7 +120,7 @@ class Window:
         seconds, steps, samples = np.array(self._calls).reshape(-1, 3).T
         data, meter = self._data, self._meter
         self._read_measured()
-        if self._rows:  # The framework has counted samples and steps itself, one row per call.
+        if self._rows:  # A graph has counted samples and steps, and made one row per call.
             samples, steps, waits = np.concatenate(self._rows).T
             data += float(waits.sum())
         figures = Figures(
@@ -135,21 +136,21 @@ class Window:
 
 
 _MOST_TENSORS = 256
-"""How many tensors of the framework a window keeps before it reads their values, all at once."""
+"""How many tensors a window collects before it reads the values of all of them at once."""
 
 
 @final
 class Meter(keras.callbacks.Callback):
-    """Records the steps of one `fit`; its clock runs only during training steps.
+    """Records the training steps of one call of `fit`; the time of validation is left out.
 
     Attributes:
-        steps: How many steps were taken at most: the last call of the train function may have
-            taken fewer than `steps_per_execution`.
+        steps: The number of steps, if each call of the train function has taken
+            `steps_per_execution` steps. The last call of an epoch may have taken fewer.
         logs: The logs that the last step returned.
         source: The data adapter of this call of `fit`.
         knows_data: Whether the time that the host waits for batches is measured.
         knows_collectives: Whether the time that the host waits in collectives is measured.
-        steps_ahead: How many steps the host may start before a device has done the first of them.
+        steps_ahead: How many steps the host may start before a device has finished the first one.
         flops: The floating-point operations of the model's training; None until they are counted.
     """
 
@@ -170,12 +171,12 @@ class Meter(keras.callbacks.Callback):
         self._calls = 0
 
     def window(self, every: float, listener: Callable[[Window], object]) -> Window:
-        """Adds a window; `listener` gets its sums after each `every` seconds of training."""
+        """Adds a `Window`, and calls `listener` with it after each `every` seconds of training."""
         self._windows.append(Window(self, every, listener))
         return self._windows[-1]
 
     def watch(self, watcher: Callable[[int], None]) -> None:
-        """Adds a function that is called with `steps` after each call of the train function."""
+        """Adds a function; it gets the number of steps after each call of the train function."""
         self._watchers.append(watcher)
 
     def follow(self, adapter: Any) -> Any:
@@ -219,9 +220,9 @@ class Meter(keras.callbacks.Callback):
     def done(self, steps: int, samples: int | None, logs: Any = None, measured: Any = None) -> None:
         """Records a call of the train function that has returned `logs`.
 
-        If `samples` is None, the numbers of steps and samples come from the data adapter. If
-        `measured` is given, it replaces both numbers: a tensor of samples, steps, and seconds of
-        waiting for batches, which the framework has measured.
+        If `samples` is None, the data adapter tells the numbers of steps and samples. `measured` is
+        a tensor of three numbers from a graph: samples, steps, and seconds of waiting for batches.
+        If `measured` is given, its numbers are used instead of `steps` and `samples`.
         """
         seconds = self._add_time()
         self.steps += steps
@@ -248,7 +249,7 @@ class Meter(keras.callbacks.Callback):
 
     @contextmanager
     def in_collective(self) -> Generator[None]:
-        """Adds the time inside of the block to the time of collectives."""
+        """Adds the time inside of the block to the time that the host waited in collectives."""
         begin = time.perf_counter()
         try:
             yield
@@ -256,7 +257,7 @@ class Meter(keras.callbacks.Callback):
             self._collectives += time.perf_counter() - begin
 
     def _described(self, steps: int) -> tuple[int, int | None]:
-        """Returns how many steps of the last call took place, and their number of examples.
+        """Returns how many steps the last call really took, and their number of examples.
 
         The number of examples is None if the adapter does not know the size of the last batch.
         """
@@ -275,13 +276,13 @@ def _grouped(seconds: Any, steps: Any, group: int) -> list[float]:
     """Returns the seconds per step, averaged over groups of calls with about `group` steps."""
     numbers = (np.cumsum(steps) - steps) // group  # the group of steps in which each call begins
     if numbers.size and steps[numbers == numbers[-1]].sum() < group:
-        numbers = np.minimum(numbers, max(numbers[-1] - 1, 0))  # the last group is too short
+        numbers = np.minimum(numbers, max(numbers[-1] - 1, 0))  # joins the last two groups
     sums = [np.bincount(numbers.astype(int), weights=one) for one in (seconds, steps)]
     return [float(time / count) for time, count in zip(*sums, strict=True) if count]
 
 
 def waiting_for_workers() -> AbstractContextManager[None]:
-    """Returns a context whose time is added to the host's waits in collectives."""
+    """Returns a context; its time counts as time that the host waited in collectives."""
     return _NOTHING if current.meter is None else current.meter.in_collective()
 
 

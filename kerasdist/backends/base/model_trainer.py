@@ -1,4 +1,4 @@
-"""The interface of a model's trainer for code outside of `training`, and access to the trainer."""
+"""The interface of trainers, which run the steps of models, and access to a model's trainer."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ class TrainerLike(Protocol):
         strategy: The strategy under which the model was made.
         replicas: The strategy's replica set.
         given_metrics: What ``compile`` got as metrics and weighted metrics.
-        made: The methods, such as ``make_train_function``, whose functions the trainer has made.
-        most_rows: How many rows a replica computes in one pass, once that is known; None means all.
-        most_examples: The largest batch, in examples, for which `most_rows` is known.
+        made: The names of the model's methods, such as ``make_train_function``, for which the
+            trainer has made the function.
+        most_rows: The most rows with which a replica calls the model at once; None for all rows.
+        most_examples: The largest batch, in examples, for which `most_rows` is known to be right.
     """
 
     model: Any
@@ -31,11 +32,11 @@ class TrainerLike(Protocol):
     most_examples: int
 
     def keep_rows(self, rows: int | None, examples: int) -> None:
-        """Sets how many rows a replica computes in a pass, for batches of `examples` examples."""
+        """Sets with how many rows a replica calls the model at once, for batches of `examples`."""
         ...
 
     def require_passes(self) -> None:
-        """Refuses a model that is known not to support calls in several passes."""
+        """Raises an error if the model is known not to support several calls per batch."""
         ...
 
     def has_builtin(self, step: str) -> bool:
@@ -48,7 +49,7 @@ class TrainerLike(Protocol):
 
 
 def trainer_of(model: object) -> TrainerLike | None:
-    """Returns the trainer of a model, None for a model made outside of every scope."""
+    """Returns the trainer of a model; None for a model that was made outside of every scope."""
     return vars(model).get(TRAINER)
 
 
@@ -60,5 +61,5 @@ def require_trainer(model: object) -> TrainerLike:
 
 
 def remember_trainer(model: keras.Model, trainer: TrainerLike) -> None:
-    """Makes a trainer an attribute of its model, in such a way that Keras does not track it."""
+    """Makes a trainer an attribute of its model, without Keras tracking the attribute."""
     object.__setattr__(model, TRAINER, trainer)

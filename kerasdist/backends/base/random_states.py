@@ -1,7 +1,7 @@
 """The states of this process's random generators that shuffle data and make seeds.
 
-The generators are those of Python, NumPy, Keras, and PyTorch if the script uses it: a
-``DataLoader`` draws from PyTorch's generator on every backend.
+The generators are those of Python, NumPy and Keras, and PyTorch's if the script imports PyTorch. On
+every backend a ``DataLoader`` shuffles data by PyTorch's generator.
 """
 
 from __future__ import annotations
@@ -85,8 +85,9 @@ def seed(number: int) -> None:
 def ensure_equal(job: Job, *, begins: bool = False) -> None:
     """Gives all workers the chief's random states if the states differ. All workers must call this.
 
-    The function warns once if states differ. At the beginning of a job (`begins`) it does not warn
-    of generators that have no seed, because their states always differ.
+    The function warns once if states differ. At the beginning of a job (`begins`) the function only
+    warns if the chief has a seed and another worker has a different seed or none. States without a
+    seed always differ.
     """
     own = {library: _digest(state) for library, state in compared().items()}
     found = job.choose("random state", own, _states_for_all)
@@ -96,14 +97,19 @@ def ensure_equal(job: Job, *, begins: bool = False) -> None:
     is_concerned = job.is_chief or job.rank in differing
     if is_concerned and (not begins or (given is not None and "keras" in apart)):
         _warn_once(job.who, ", ".join(apart), named_workers(differing))
-    if given is None or "keras" in apart:  # TensorFlow's state cannot be sent, so it is seeded.
+    if given is None or "keras" in apart:  # This also seeds TensorFlow; its state cannot be sent.
         seed(drawn if given is None else given)
     put_back(states)
 
 
 def _states_for_all(everyone: list[dict[str, str]]) -> list[Any] | None:
-    """Returns what differs, on which workers, and the chief's states; None if nothing differs."""
-    # A library that is not imported on all workers does not shuffle data that all of them read.
+    """Returns the libraries whose states differ, the workers that differ, and the chief's states.
+
+    The list also has the chief's seed, and a new seed for the case that there is none. Returns None
+    if no states differ.
+    """
+    # Only libraries that all workers have imported are compared. Another library does not shuffle
+    # data that all workers read.
     common = set(everyone[0]).intersection(*everyone)
     apart = sorted(one for one in common if len({theirs[one] for theirs in everyone}) > 1)
     if not apart:
@@ -116,7 +122,7 @@ def _states_for_all(everyone: list[dict[str, str]]) -> list[Any] | None:
 @cache
 def _warn_once(who: str, libraries: str, ranks: str) -> None:
     warn_user(
-        f"{who} Expected all workers to be seeded alike, and to draw as many random numbers. "
+        f"{who} Expected all workers to be seeded alike, and to draw equally many random numbers. "
         f"Received: other states of {libraries} on {ranks} than on worker 0. All workers continue "
         "with the states of worker 0, so that they shuffle data in the same order. Call "
         "keras.utils.set_random_seed with the same number on all workers; where one worker draws "

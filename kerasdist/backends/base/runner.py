@@ -46,7 +46,7 @@ class Runner(abc.ABC):
 
         Args:
             strategy: The strategy, whose scope is open.
-            function: The function, in which `current.replica` is the context of its replica.
+            function: The function. During its call, `current.replica` is the replica's context.
             given: The function's arguments.
 
         Returns:
@@ -56,12 +56,13 @@ class Runner(abc.ABC):
 
     @abc.abstractmethod
     def reduce(self, op: ReduceOp, value: Any, axis: int | Sequence[int] | None) -> Any:
-        """Returns the sum or mean over a value's components, also along axes if these are given.
+        """Returns the sum or mean over a value's components, and over the given axes of each.
 
         Args:
             op: The operation.
-            value: A distributed value; a tensor counts as one whose components are equal.
-            axis: The axis or axes of each component that are also summed or averaged over. None:
+            value: A distributed value; a tensor counts as a distributed value with equal
+                components.
+            axis: The axis or axes of each component over which to sum or average as well. None:
                 the result has the shape of a component.
         """
 
@@ -88,7 +89,7 @@ class Runner(abc.ABC):
 
     @abc.abstractmethod
     def broadcast(self, tensor: Any) -> Any:
-        """Returns a tensor as a value with an equal component on every replica.
+        """Returns a distributed value whose component on every replica is the given tensor.
 
         Args:
             tensor: The tensor.
@@ -103,8 +104,8 @@ class Runner(abc.ABC):
         Args:
             variable: A variable of the strategy.
             function: A function that changes a copy.
-            given: The other arguments; a distributed value is replaced by the component for the
-                copy.
+            given: The other arguments; a distributed value is replaced by the component that
+                belongs to the copy.
 
         Returns:
             The function's result for each copy.
@@ -112,14 +113,14 @@ class Runner(abc.ABC):
 
     @abc.abstractmethod
     def per_replica(self, values: Sequence[Any]) -> Any:
-        """Returns a value with these components, each on its replica's device.
+        """Returns a distributed value with these components, each on its replica's device.
 
         Args:
             values: One structure of arrays, or of other objects, per replica.
         """
 
     def divide(self, strategy: StrategyLike, batch: Any) -> Any:
-        """Returns a value whose components are consecutive local batches of a global batch.
+        """Cuts a global batch into one local batch per replica; returns a distributed value.
 
         Args:
             strategy: The strategy.
@@ -143,7 +144,7 @@ class Runner(abc.ABC):
 
     @abc.abstractmethod
     def local_results(self, value: Any) -> tuple[Any, ...]:
-        """Returns the components of a distributed value; for any other value, a tuple with it.
+        """Returns a distributed value's components; for another value, a tuple of that value only.
 
         Args:
             value: A distributed value, a variable, or anything else.
@@ -173,7 +174,7 @@ _ARRAYS = (np.ndarray, np.generic)
 
 @final
 class SoleRunner(Runner):
-    """Calls functions directly; for one replica, distributed values are plain values."""
+    """The runner of a single replica, which calls functions directly and with plain values."""
 
     def __init__(
         self, placement: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext
@@ -195,7 +196,7 @@ class SoleRunner(Runner):
         if op is ReduceOp.SUM:
             return ops.sum(value, axis=axes)
         if "float64" in str(value.dtype):
-            # Keras's mean computes in float32 on all backends but TensorFlow (3.15.1).
+            # `ops.mean` would compute in float32 on JAX and PyTorch (Keras 3.15.1).
             return ops.sum(value, axis=axes) / math.prod(ops.shape(value)[one] for one in axes)
         return ops.mean(value, axis=axes)
 
@@ -225,7 +226,7 @@ class SoleRunner(Runner):
             return map_leaves(placed, values[0])
 
     def local_results(self, value: Any) -> tuple[Any, ...]:
-        """Returns the components of a distributed value; for any other value, a tuple with it."""
+        """Returns a distributed value's components; for another value, a tuple of that value."""
         return value.values if isinstance(value, DistributedValues) else (value,)
 
     def read(self, variable: keras.Variable) -> Any:

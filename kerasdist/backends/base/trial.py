@@ -23,22 +23,22 @@ Outputs = dict[int | None, list[Any]]
 
 
 class Draws(Protocol):
-    """The random draws of the steps that a trial compares."""
+    """Supplies the random numbers, which must be equal in all steps that are compared."""
 
     def draw(self, name: str, draw: Callable[[], Any], given: Any) -> Any:
         """Returns the result of a random function.
 
         Args:
             name: The function's name.
-            draw: A function that draws.
-            given: The function's first argument. It is returned in place of a draw that would only
-                drop, scale or reorder its elements, as dropout does.
+            draw: A function without arguments that calls the random function.
+            given: The random function's first argument. It is returned instead of the result if
+                the random function would only drop, scale or reorder its elements, as dropout does.
         """
 
 
 @dataclass(frozen=True, eq=False)
 class TriedBatch:
-    """The batch of a trial's step, in the forms in which the trial needs it.
+    """The batch of a trial's step, as the replicas take it and as one device takes it.
 
     Attributes:
         given: The batch as the trainer takes it: a global batch, or this worker's rows.
@@ -59,8 +59,8 @@ class TriedBatch:
 class Trial(keras.StatelessScope, abc.ABC):
     """One training step of a model: as plain Keras runs it on one device, or on the replicas.
 
-    The trial is the scope through which the threads of the step read and write every Keras
-    variable. A variable is copied at its first use, and the copies are dropped with the trial.
+    A trial is a Keras StatelessScope, so all threads of the step read and write Keras variables
+    through it. A variable is copied at its first use, and the copies are dropped with the trial.
 
     Attributes:
         draws: The random draws.
@@ -68,7 +68,8 @@ class Trial(keras.StatelessScope, abc.ABC):
         gradients: The gradients, by the number of the optimizer's step and the variable's path.
         outputs: The outputs of the model's first call, by replica; None is the key on one device.
         layer_losses: What layers added by ``add_loss`` in the step on one device.
-        makes_passes: Whether the model is called in passes over fewer rows, as outside of a trial.
+        makes_passes: Whether the step may call the model several times, for some rows each, as
+            steps outside of a trial do.
     """
 
     makes_passes = False
@@ -87,13 +88,13 @@ class Trial(keras.StatelessScope, abc.ABC):
         self._replicas: Any = trainer.replicas
         self._alone = alone
         self._wants_outputs = outputs
-        # By a variable's id: the variable, so that no new object gets its id, and its copy.
+        # By a variable's id: the variable and its copy. Storing the variable keeps its id reserved.
         self._copies: dict[int, tuple[Any, Any]] = {}
         self._applied = 0
         self._applying: list[Any] = []
 
     def get_current_value(self, variable: keras.Variable) -> Any:
-        """Returns the copy of a variable, made at its first use; None if it has no value."""
+        """Returns a variable's copy, made at the first use; None if the variable has no value."""
         known = self._copies.get(id(variable))
         if known is None:
             with keras_compat.in_trial(None):
@@ -116,7 +117,7 @@ class Trial(keras.StatelessScope, abc.ABC):
 
     @abc.abstractmethod
     def copy(self, variable: keras.Variable) -> Any:
-        """Returns a copy of a variable's value, which the step reads in place of that value."""
+        """Returns a copy of a variable's value, which the step reads instead of the value."""
 
     @abc.abstractmethod
     def write(self, variable: keras.Variable, value: Any) -> None:
@@ -146,7 +147,7 @@ class Trial(keras.StatelessScope, abc.ABC):
                 )
 
     def stand_in(self, optimizer: keras.Optimizer) -> Any:
-        """Returns an object that updates the copies of variables in place of an optimizer."""
+        """Returns the optimizer, or another object that updates the copies of variables for it."""
         return optimizer
 
     def apply(
@@ -156,19 +157,20 @@ class Trial(keras.StatelessScope, abc.ABC):
         gradients: list[Any],
         variables: Variables,
     ) -> Any:
-        """Lets an optimizer update the copies, and records the gradients that it gets."""
+        """Lets an optimizer update the copies of the variables, and records the gradients."""
         if optimizer in self._applying:  # An outer call of this method handles this update.
             return original(optimizer, gradients, variables)
         self._build(optimizer, variables)
         if not isinstance(optimizer, keras_compat.LossScaleOptimizer):
-            # For a LossScaleOptimizer, the call of its inner optimizer records finite gradients.
+            # A LossScaleOptimizer calls its inner optimizer if all gradients are finite, and that
+            # call records them.
             self._record(optimizer, gradients, variables)
         own = self.stand_in(optimizer)
         with replaced(self, "_applying", [*self._applying, optimizer, own]):
             return original(own, gradients, variables)
 
     def _build(self, optimizer: keras.Optimizer, variables: Any) -> None:
-        """Makes the optimizer's variables, as the strategy's first step would."""
+        """Makes the optimizer's variables, as the first step under the strategy would make them."""
         if optimizer.built or variables is None:
             return
         with (
@@ -199,7 +201,8 @@ class Trial(keras.StatelessScope, abc.ABC):
     def gathered(cls, replicas: Any, batch: Any, *, spares: bool) -> TriedBatch:
         """Returns a batch with the examples of all replicas, in the order of the replicas.
 
-        All workers must call this method.
+        If `spares`, only the examples that `sharding.trial_sizes` counts are taken. All workers
+        must call this method.
         """
         sizes = sharding.piece_sizes(rows_of(batch), replicas.num_replicas)
         chosen = sharding.trial_sizes(sizes) if spares else sizes
@@ -237,7 +240,7 @@ class MemoryTrial(Trial, abc.ABC):
 
 
 class _Unrepeated:
-    """Draws of a step that no other step repeats."""
+    """Calls each random function, because no other step must get the same random numbers."""
 
     def draw(self, name: str, draw: Callable[[], Any], given: Any) -> Any:
         return draw()

@@ -1,4 +1,4 @@
-"""Finds where users' code may keep state: in attributes of objects and in names that it uses."""
+"""Finds where users' code may keep state: in objects' attributes, and in variables by name."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MOST_FUNCTIONS = 1000
 # A name with a value of these types holds no state if no code assigns to the name.
 _CONSTANTS = int, float, str, bytes, type(None), ModuleType
 
-# By type, such as method or property: the attributes with the functions and objects behind it.
+# For a type such as a method or property: its attributes that hold the wrapped function or object.
 _PARTS: Mapping[type, Sequence[str]] = {
     MethodType: ("__func__", "__self__"),
     property: ("fget",),
@@ -31,7 +31,7 @@ _PARTS: Mapping[type, Sequence[str]] = {
 
 
 def kept_state_of(model: Any) -> KeptState | None:
-    """Returns the state that users' code of a model keeps, or None if there is no such code."""
+    """Returns the objects that a model's user code may change; None if there are none."""
     places = _code_of(model).places
     return KeptState(places) if places else None
 
@@ -57,7 +57,7 @@ def _code_of(model: Any) -> _Code:
 
 @contextmanager
 def state_kept(model: Any) -> Iterator[None]:
-    """Restores, after the block, what users' code keeps in Python; built layers stay built."""
+    """After the block, undoes changes of users' code to Python objects; built layers stay built."""
     kept = kept_state_of(model)
     if kept:
         kept.begin(0)
@@ -70,7 +70,7 @@ def state_kept(model: Any) -> Iterator[None]:
 
 @final
 class _Code:
-    """The objects, classes and functions of users, and all that these use by name."""
+    """Collects the objects, classes and functions of users, and what their code names."""
 
     def __init__(self) -> None:
         self.places: list[Place] = []
@@ -78,7 +78,7 @@ class _Code:
         self._seen: set[int] = set()
 
     def look_at(self, one: Any, *, is_shared: bool) -> None:
-        """Examines an object: a layer, a metric, a loss, or anything that code uses by name."""
+        """Examines an object: a layer, a metric, a loss, or an object that code names."""
         if hasattr(one, "__dict__") and id(one) not in self._seen:
             self._seen.add(id(one))
             if belongs_to_user(type(one)):

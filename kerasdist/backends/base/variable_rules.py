@@ -1,19 +1,21 @@
 """Defines the meaning of a Keras variable's `synchronization` and `aggregation`.
 
-In custom loops they mean the same as in ``tf.distribute``:
+In custom loops both arguments mean the same as in ``tf.distribute``:
 
-| synchronization | aggregation | what a replica assigns | what is read outside of replicas |
+| synchronization | aggregation | when replicas assign | what is read outside of replicas |
 |---|---|---|---|
-| auto, on_write | none | stays its own | the first replica's component |
-| auto, on_write | sum, mean | all replicas get the sum or mean, at once | the value |
-| auto, on_write | only_first_replica | all get the first replica's, at once | the value |
-| on_read | sum, mean | stays its own | the sum or mean of the components |
-| on_read | only_first_replica | stays its own | the first replica's component |
-| on_read | none | stays its own | an error |
-| none | any | an error; making it in the scope of several replicas is one, too | the value |
+| auto, on_write | none | each keeps its own value | the first replica's component |
+| auto, on_write | sum, mean | all get the sum or mean, at once | the value |
+| auto, on_write | only_first_replica | all get the first replica's value, at once | the value |
+| on_read | sum, mean | each keeps its own value | the sum or mean of the components |
+| on_read | only_first_replica | each keeps its own value | the first replica's component |
+| on_read | none | each keeps its own value | an error |
+| none | any | an error | the value |
 
-A value that is assigned outside of replicas goes to all components. If the variable is read as a
-sum, each component gets an equal share of the value.
+A variable with the synchronization none cannot be made in the scope of several replicas either.
+
+A value that is assigned outside of replicas is assigned to all components. If the variable is read
+as a sum, each component gets an equal part of the value.
 """
 
 from __future__ import annotations
@@ -62,10 +64,10 @@ def never_synchronized() -> ValueError:
 
 
 def require_first_made(variable: keras.Variable) -> None:
-    """Refuses a shared variable that another replica than the first of this process makes.
+    """Raises an error if a shared variable is not made by the first replica of this process.
 
-    This error concerns PyTorch, whose replicas run one after another; on TensorFlow all replicas
-    make the variable together.
+    The check is for PyTorch, whose replicas run one after another. On TensorFlow all replicas make
+    a variable together.
     """
     replica = current.replica
     if replica is None or replica.local_batch is not None:
@@ -80,7 +82,7 @@ def made_in_every_call(paths: Sequence[str]) -> ValueError:
     return ValueError(
         "Expected a function that creates its variables in its first call only. Received: new "
         f"variables in every call, such as {[*paths][:3]}. Make them outside of the function, "
-        "or keep them where the next call finds them."
+        "or store them, so that the next call uses them again."
     )
 
 
@@ -96,7 +98,7 @@ def is_sum_on_read(variable: keras.Variable) -> bool:
 
 
 def counts_all_replicas(variable: keras.Variable) -> bool:
-    """Returns whether a variable's aggregate is a sum or mean; refuses types that have none."""
+    """Returns whether a variable is aggregated by sum or mean; refuses types that have neither."""
     dtype = keras_compat.stored_dtype(variable)
     if variable.aggregation == "mean" and (dtype == "bool" or "int" in dtype):
         raise ValueError(
@@ -110,7 +112,7 @@ def counts_all_replicas(variable: keras.Variable) -> bool:
 
 
 def require_aggregate(variable: keras.Variable) -> None:
-    """Refuses to read, outside of replicas, a variable that has no aggregate."""
+    """Refuses a sync-on-read variable without an aggregation, which only replicas may read."""
     if is_on_read(variable) and variable.aggregation == "none":
         raise ValueError(
             "Expected a variable with an aggregation, as its replicas' components are aggregated "
@@ -121,20 +123,20 @@ def require_aggregate(variable: keras.Variable) -> None:
 
 
 class WithoutCommonValue(keras.Variable):
-    """A mixin for a variable that only replicas may read, because it has no aggregate."""
+    """A mixin for a variable that only replicas may read, because it has no aggregation."""
 
     @property
     def value(self) -> Any:
-        """The value; an error outside of replicas, unless in a trial or an update of copies."""
+        """The value. An error outside of replicas, trials and `StrategyExtended.update`."""
         if current.replica is None and current.trial is None and not current.updates_copies:
             require_aggregate(self)
         return super().value
 
 
 def shares_of_integers(total: Any, replicas: int) -> tuple[Any, Any]:
-    """Divides a sum of integers; returns the first replica's share, and the share of each other.
+    """Divides an integer into one part per replica; returns the first part and each other part.
 
-    The first share includes the remainder, because equal shares would not add up to the sum.
+    The first part includes the remainder, because equal parts would not add up to the integer.
     """
     share = total // replicas
     return total - share * (replicas - 1), share

@@ -27,7 +27,7 @@ class _Comparison:
     """The result of comparing a weight file with a model.
 
     Attributes:
-        file: The file that was read last: one of several, if the weights have an index.
+        file: The file that was read last. Weights with an index are stored in several files.
         met: The ids of the variables for which the file has an entry.
         others: A description of each entry whose shape is not that of its variable.
     """
@@ -47,12 +47,15 @@ _thread = _Thread()
 
 @cache
 def install() -> None:
-    """Hooks into Keras's loading, to compare files with models first; once per process."""
+    """Makes Keras compare a weight file with the model before it loads; once per process."""
     keras_compat.install(load_weights=_load, read_weight=_read)
 
 
 def is_compared(variable: keras.Variable, value: Any) -> bool:
-    """Returns whether a value shall be compared, not assigned; if so, notes a wrong shape."""
+    """Returns whether a file is being compared, so that the value must not be assigned.
+
+    If so, the function records that the file has the variable, and any difference in shape.
+    """
     comparison = _thread.comparison
     if comparison is None:
         return False

@@ -67,13 +67,13 @@ class TensorFlowBackend(Backend):
             ) from error
 
     def settings(self) -> dict[str, Any]:
-        """Returns whether functions run eagerly, because then collectives run one by one."""
+        """Returns whether functions run eagerly; if so, collectives run one by one."""
         return {"run_functions_eagerly": tf.config.functions_run_eagerly()}
 
     def replica_set(
         self, devices: Sequence[Device], options: ReplicaOptions, job: Job | None = None
     ) -> ReplicaSet:
-        """Returns replicas under a native ``tf.distribute`` strategy, or plain Keras."""
+        """Returns replicas under a ``tf.distribute`` strategy, or one device without a strategy."""
         patches.install()
         if options.sharding is not None:
             raise UnsupportedError(
@@ -108,7 +108,7 @@ class TensorFlowBackend(Backend):
         return tf.test.is_built_with_gpu_support()
 
     def connect(self, job: Job, gpus: Sequence[int] | None = None) -> tuple[Device, ...]:
-        """Starts TensorFlow's runtime as this worker's server; GPUs are numbered from 0."""
+        """Starts TensorFlow's runtime as this worker's server; numbers the chosen GPUs from 0."""
         if strategies.has_started():
             raise JobError(
                 "Expected TensorFlow not to have started, so that it can join the other workers. "
@@ -134,13 +134,13 @@ class TensorFlowBackend(Backend):
     def function(self, function: Callable[..., Any], jit_compile: bool) -> Callable[..., Any]:
         """Returns a ``tf.function`` whose errors name the lost worker if a worker was lost."""
         patches.install()
-        # With `reduce_retracing`, only the second size of batches causes a new trace.
+        # With `reduce_retracing` the second batch size causes a new trace; further sizes do not.
         return explained(
             tf.function(function, jit_compile=jit_compile or None, reduce_retracing=True)
         )
 
     def count_flops(self, function: Callable[..., object], *arguments: object) -> float | None:
-        """Counts the operations in the traced call; None if it has loops or calls of functions."""
+        """Counts the operations in the call's graph; None if it has loops or function calls."""
         specs = [
             keras.tree.map_structure(lambda one: tf.TensorSpec(one.shape, one.dtype), each)
             for each in arguments
@@ -160,11 +160,12 @@ class TensorFlowBackend(Backend):
     ) -> tuple[Any, list[Any]]:
         """Calls the function under a gradient tape.
 
-        Returns the function's result, and a gradient for each variable: None if the function did
-        not read it.
+        Returns the function's result, and a gradient for each variable: None for a variable that
+        the function did not read.
         """
         sources = [_component(variable) for variable in variables]
-        # The tape alone misses variables that are read under ``ops.stop_gradient``.
+        # A variable that was read gets a gradient of zeros, not None. The tape alone would miss
+        # variables that are read under ``ops.stop_gradient``.
         read: set[int] = set()
         with reads_preceded(lambda variable: read.add(id(variable))), tf.GradientTape() as tape:
             tape.watch([source for source in sources if not source.trainable])
@@ -176,7 +177,8 @@ class TensorFlowBackend(Backend):
                     f"{tuple(value.shape)}. Take its mean or sum, or return what else you need "
                     "as the second of a pair, with has_aux=True."
                 )
-        # A call of a traced function does not call the listener, but the tape records its reads.
+        # If user code calls a `tf.function` that is already traced, no read calls the listener
+        # above. The tape records these reads.
         seen = {id(one.handle) for one in tape.watched_variables() if one.trainable}
         return result, [
             tf.zeros(source.shape, source.dtype)
@@ -189,7 +191,7 @@ class TensorFlowBackend(Backend):
 
 
 def _flops_of(operation: tf.Operation) -> float:
-    """Returns how many operations of matrix units a TensorFlow operation takes, 0 for most."""
+    """Returns the floating-point operations of a matrix product or convolution; otherwise 0."""
     if operation.type not in _CONTRACTED:
         return 0.0
     shapes = [_shape(one) for one in operation.inputs]
@@ -213,7 +215,8 @@ def _contracted_by_einsum(operation: tf.Operation, *shapes: list[int]) -> list[i
     return [size for label, size in sizes.items() if label not in output]
 
 
-# The operations for matrix units, each with the axes over which it sums products.
+# For each kind of matrix product and convolution: a function that returns the sizes of the axes
+# over which the operation sums.
 _CONTRACTED: dict[str, Callable[..., list[int]]] = {
     "MatMul": lambda one, left, _: [left[0 if one.get_attr("transpose_a") else 1]],
     "BatchMatMulV2": lambda one, left, _: [left[-2 if one.get_attr("adj_x") else -1]],
@@ -238,9 +241,9 @@ def _component(variable: object) -> Any:
 
 @final
 class TensorFlowProfiler(Profiler):
-    """Reads the XPlane files of TensorFlow's profiler, by a class that TensorFlow itself has.
+    """Records with TensorFlow's profiler, and reads its XPlane files by TensorFlow's own class.
 
-    TensorBoard's profile plug-in can read these files too, but is another package, with a server.
+    TensorBoard's profile plug-in can read these files too, but it is a separate package.
     """
 
     def start(self, folder: Path) -> None:

@@ -28,7 +28,8 @@ HOST = "/device:CPU:0"
 
 # The name of the operation that divides a batch, by which its errors are recognised.
 _DIVISION = "kerasdist_division_of_the_global_batch"
-# How TensorFlow names the operation that failed; ``[[name/_30]]`` names operations that waited.
+# Finds the operation that failed in TensorFlow's message. Operations that only waited for the
+# failed one have another form there: ``[[name/_30]]``.
 _FAILED_DIVISION = re.compile(rf"\{{\{{node [^}}]*{_DIVISION}[^}}]*\}}\}}")
 
 
@@ -37,7 +38,8 @@ class LocalRows:
     """One replica's rows of a global batch.
 
     Attributes:
-        data: The replica's rows, in the structure of the batch; a stand-in row if it has none.
+        data: The replica's rows, in the structure of the batch. A replica without rows has one
+            stand-in row.
         local_batch: The size and the weight of the local batch; a stand-in row does not count.
     """
 
@@ -46,11 +48,11 @@ class LocalRows:
 
 
 class Compared(NamedTuple):
-    """What workers compare of a global batch.
+    """The data of a global batch that the workers compare with each other.
 
     Attributes:
-        first_rows: The first rows of each array of an iteration's first batch; other batches
-            have none.
+        first_rows: The first rows of each array, if the batch is the first of an iteration; else
+            no rows.
         checksums: A checksum of each array, an int32 vector.
     """
 
@@ -93,8 +95,8 @@ def own_rows(batch: object, replicas: int, own: range) -> OwnRows:
     fewer than two rows, or the size is known only when the step runs.
     """
     total: Any = known_size(batch)
-    # Eagerly every size is known. In a graph, no local batch may have the static size 0 or 1,
-    # because Keras treats a loss of the shape (0,) in another way; for size 1 see `is_known`.
+    # Eagerly every size is known. In a graph, no local batch may have the static size 0 or 1. Keras
+    # treats a loss of the static shape (0,) differently. For size 1 see `is_known`.
     if total is None or not (is_known(total, replicas) or tf.executing_eagerly()):
         total = _size_in_step(batch)
     if len(own) == replicas:
@@ -105,7 +107,7 @@ def own_rows(batch: object, replicas: int, own: range) -> OwnRows:
 
 
 def compared_in(number: tf.Tensor, batch: object) -> Compared:
-    """Returns what workers compare of a batch; `number` is the batch's number in the iteration.
+    """Returns the `Compared` of a batch; `number` is the batch's number in the iteration.
 
     Only a worker's pipeline sees the global batch; a step gets only the worker's own rows. So the
     pipeline adds the result to its batches, and the step returns the result for the comparison.
@@ -138,7 +140,7 @@ def _lines(rows: tf.Tensor) -> tf.Tensor:
 
 
 def compared_of(batch: object) -> Compared | None:
-    """Returns what workers compare of a batch; None if they compare nothing."""
+    """Returns the `Compared` of a batch; None if the workers do not compare batches."""
     batch = batch.parts[0] if isinstance(batch, PlacedBatch) else batch
     return (batch.compared or None) if isinstance(batch, OwnRows) else None
 
@@ -149,7 +151,7 @@ def first_rows(batch: object, count: int) -> Any:
 
 
 def split(batch: OwnRows, replicas: int, *, stand_ins: bool) -> list[LocalRows]:
-    """Divides rows into the local batches of the replicas of this process, longer ones first."""
+    """Divides rows into one local batch per replica of this process; longer ones come first."""
     size = batch.size
     held = size if isinstance(size, int) and size else _size_in_step(batch.rows)
     bounds = list(itertools.pairwise(_begins(size, replicas, range(replicas + 1))))
@@ -166,7 +168,7 @@ def split(batch: OwnRows, replicas: int, *, stand_ins: bool) -> list[LocalRows]:
 def rows_on_devices(
     batch: PlacedBatch, replicas: int, own: range, devices: Sequence[str]
 ) -> list[LocalRows]:
-    """Returns the local batches that the devices hold, as `split` would make them."""
+    """Returns the local batches of a `PlacedBatch`, in the form in which `split` returns them."""
     total = int(batch.parts[0].total) if tf.executing_eagerly() else batch.total
     local_rows = []
     for replica, part, device in zip(own, batch.parts, devices, strict=True):
@@ -242,7 +244,7 @@ def division_errors() -> Iterator[None]:
 
 
 def is_known(total: object, replicas: int) -> bool:
-    """Returns whether the number of rows of each replica may be known while code is traced.
+    """Returns whether the number of rows of each replica may be static while code is traced.
 
     In a graph each replica must have at least two rows: with one row, `Lookups` cannot tell whether
     indices are repeated for each row.
@@ -252,7 +254,7 @@ def is_known(total: object, replicas: int) -> bool:
 
 
 def _begins(total: Any, replicas: int, of: Iterable[int]) -> list[Any]:
-    """Returns where replicas' local batches begin, as in `input.sharding`, also for tensors."""
+    """Returns the first row of each given replica's local batch, as `input.sharding` divides."""
     each, rest = total // replicas, total % replicas
     least = min if isinstance(total, int) else tf.minimum
     return [replica * each + least(replica, rest) for replica in of]
@@ -272,8 +274,9 @@ def _cut(batch: Any, bounds: Sequence[tuple[Any, Any]], held: Any) -> list[Any]:
         if none_for_optional(leaf) is None or leaf.shape.rank == 0:
             return [leaf] * len(bounds)
         if isinstance(leaf, tf.Tensor) and not isinstance(held, int):
-            # The step fails here if a leaf has another number of rows than `held`. The second part
-            # is empty; TensorFlow would remove a split into one part. The split makes no copy.
+            # This split makes the step fail if a leaf has another number of rows than `held`. It
+            # makes a second, empty part, because TensorFlow would remove a split into one part.
+            # The split makes no copy.
             leaf, _ = tf.split(leaf, tf.stack([held, 0]), num=2, name=_DIVISION)
         if isinstance(leaf, tf.SparseTensor):
             return [_sparse_rows(leaf, *one) for one in bounds]
@@ -321,13 +324,13 @@ def _static_sizes(batched: list[Any]) -> set[int | None]:
 
 
 def known_size(spec: object) -> int | None:
-    """Returns the number of rows of batches of these types and shapes, if all leaves agree."""
+    """Returns the static number of rows that all leaves of a batch or its spec have, or None."""
     static = _static_sizes(_batched(spec))
     return static.pop() if len(static) == 1 else None
 
 
 def _size_in_step(batch: object) -> tf.Tensor:
-    """Returns the number of rows as a tensor that TensorFlow cannot infer while tracing."""
+    """Returns the number of rows as a tensor whose value TensorFlow cannot infer while tracing."""
     return tf.raw_ops.PlaceholderWithDefault(input=_row_count(_batched(batch)[0]), shape=[])
 
 

@@ -3,8 +3,8 @@
 A vector loss has one value per example, as in keras.io's siamese network. ``tape.gradient`` of a
 vector is the gradient of the sum of its values. On one device this sum is over the global batch,
 but in a replica it is over the replica's rows, and `optimizer.apply` then multiplies each replica's
-gradients by the replica's weight. So here the gradients of a vector loss are divided by the weight:
-then the replicas' gradients add up to the gradient of the sum over all examples.
+gradients by the replica's weight. So this module divides the gradients of a vector loss by that
+weight. The replicas' gradients then add up to the gradient of the sum over all examples.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def weighted(gradient: Any, weight: Any) -> Any:
 
 
 def counted(value: Any, weight: Any) -> Any:
-    """Returns what a replica adds to a sum: zeros, even for NaN, if the replica has no rows."""
+    """Returns a replica's value for a sum; zeros, even for a NaN, if the replica has no rows."""
     if isinstance(weight, float):
         return value
 
@@ -116,8 +116,9 @@ def _gradient(
     factor = _factor(replica.local_batch, target)
     if factor is None:
         return original(target, sources, output_gradients, *args, **kwargs)
-    # The factor must reach the collectives of the backward pass, which multiply what they get by
-    # the replicas' weights. So it is applied to the targets, and not to the gradients.
+    # The collectives of the backward pass multiply incoming gradients by the replicas' weights. So
+    # these gradients must already have the factor: it is applied to the targets, and not to the
+    # gradients that the tape returns.
     targets = tf.nest.flatten(target)
     given = [None] * len(targets) if output_gradients is None else tf.nest.flatten(output_gradients)
     upstream = [
@@ -129,7 +130,8 @@ def _gradient(
     def unscaled(source: object, gradient: object) -> Any:
         if isinstance(source, keras.Variable | tf.Variable):
             return gradient
-        # A gradient with respect to an input, as in a gradient penalty, has one row per example.
+        # A gradient with respect to an input, as in a gradient penalty, has one row per example. It
+        # is not multiplied by the replica's weight later, so the factor is divided out.
         return on_values(
             lambda values: tf.math.divide_no_nan(values, tf.cast(factor, values.dtype)), gradient
         )
@@ -141,11 +143,12 @@ def _gradient(
 def _factor(local_batch: LocalBatch | None, target: object) -> Any:
     """Returns the factor for a target's gradients; None unless the target is a loss per example."""
     targets = [one for one in tf.nest.flatten(target) if tf.is_tensor(one)]
-    # If one target is a scalar, the result is a sum of gradients, in which the vectors' part is
-    # not known.
+    # If one target is a scalar, the tape returns one sum, from which the gradients of the vectors
+    # cannot be separated.
     if local_batch is None or not targets or any(one.shape.rank in (0, None) for one in targets):
         return None
-    # In a graph, a static size is a number of examples only if the batch has a static size too.
+    # In a graph, a target's static size is the number of examples only if the batch also has a
+    # static size.
     is_known = isinstance(local_batch.size, int) or tf.executing_eagerly()
     expected = int(local_batch.size) if is_known else None
     if any(one.shape[0] != expected for one in targets):

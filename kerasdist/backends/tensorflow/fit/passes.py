@@ -1,8 +1,9 @@
 """Calls a model for some rows of a replica at a time, so that gradients need less memory.
 
-A loop makes one pass after another and keeps only their outputs. In the backward pass another loop
-repeats each pass and adds up the gradients. The code that calls the model gets the outputs of all
-rows, so losses, metrics and updates are the same as after one call.
+Each call for some rows is a pass. A loop makes the passes one after another, and keeps only their
+outputs. When gradients are computed, another loop repeats each pass and adds up the gradients. The
+code that calls the model gets the outputs of all rows, so losses, metrics and updates are the same
+as after one call.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from kerasdist.training import passes
 def calls(
     trainer: Any, call: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Any:
-    """Calls the model of a trainer, in as many passes as the limit of rows in a pass requires."""
+    """Calls a trainer's model, in several passes if there are more rows than a pass may have."""
     model = trainer.model
     most = passes.most_rows(trainer)
     is_pass = isinstance(keras_compat.get_stateless_scope(), _PassScope)
@@ -45,7 +46,7 @@ def calls(
 
 @final
 class _PassScope(keras.StatelessScope):
-    """The scope in which a pass calls the model, and by which such a call is recognized."""
+    """The scope in which a pass calls the model; `calls` recognizes such calls by this scope."""
 
 
 class _Rows:
@@ -64,7 +65,7 @@ class _Rows:
         self.tensors = [*(self._leaves[place] for place in self._places), *known.values()]
 
     def packed(self, tensors: Iterable[Any]) -> Any:
-        """Returns the structure with other tensors, which have the masks that follow them."""
+        """Returns the structure with other tensors; `tensors` lists these, then their masks."""
         leaves, given = list(self._leaves), iter(tensors)
         for place in self._places:
             leaves[place] = next(given)
@@ -83,7 +84,7 @@ class _Passes:
 
     # What the model returned when a pass was traced.
     _form: _Rows
-    # For each weight, of which terms its gradient consists; None for a weight without a gradient.
+    # The terms of each weight's gradient; None for a weight without a gradient.
     _terms: Sequence[Terms | None] = ()
 
     def __init__(
@@ -124,7 +125,7 @@ class _Passes:
     def _gradients(
         self, rows: list[tf.Tensor], weights: list[tf.Tensor], upstream: list[tf.Tensor]
     ) -> list[Any]:
-        """Returns the gradients of the rows that are floats, and of the weights."""
+        """Returns the gradients with respect to the inputs that are floats, and to the weights."""
         specs = _of_any_size(_floats(self._pass.structured_outputs))
         function = _trace(self._gradients_of_pass, *self._specs, specs)
         missing = self._number * self._size - self._count
@@ -162,10 +163,11 @@ class _Passes:
         joined: Sequence[tf.Tensor],
         added: Sequence[tf.Tensor],
     ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-        """Calls `make` with the number of each pass, and combines what it returns.
+        """Calls `make` with the number of each pass, and combines the results of these calls.
 
-        `make` returns two lists, of tensors like `joined` and like `added`. The first list's
-        tensors are concatenated over the passes, and those of the second list are added up.
+        `make` returns two lists of tensors, with the types and shapes of `joined` and of `added`.
+        The tensors of the first list are concatenated over the passes, and those of the second list
+        are added up.
         """
 
         def body(number: tf.Tensor, arrays: Any, sums: Any) -> tuple[Any, Any, Any]:
@@ -209,7 +211,7 @@ class _Passes:
     def _gradients_of_pass(
         self, rows: list[tf.Tensor], weights: list[tf.Tensor], upstream: list[tf.Tensor]
     ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-        """Returns two lists: values to join over the passes, and values to add up."""
+        """Returns two lists: tensors to concatenate over the passes, and tensors to add up."""
         inputs = _floats(rows)
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch([inputs, weights])
@@ -250,7 +252,7 @@ def _concatenated(array: tf.TensorArray) -> tf.Tensor:
 
 
 def _of_any_size(tensors: Iterable[Any]) -> list[tf.TensorSpec]:
-    """Returns the types and shapes of tensors, for any number of rows."""
+    """Returns the specs of tensors, each with an unknown number of rows."""
     return [tf.TensorSpec([None, *one.shape[1:]], one.dtype) for one in tensors]
 
 
@@ -259,7 +261,7 @@ def _floats(tensors: Iterable[Any]) -> list[Any]:
 
 
 def _outside(terms: Terms, weight: tf.Tensor) -> Terms:
-    """Returns the terms of a gradient, with indices that can be used outside of the pass."""
+    """Returns the terms of a gradient with constant indices, for code outside of the pass."""
     if terms.dense_shape is None:
         return terms
     indices = [one if one is None else constant(one) for one in terms.indices]
@@ -273,7 +275,7 @@ def _values(variables: Sequence[keras.Variable]) -> list[tf.Tensor]:
 
 
 def _require_rows(leaves: Sequence[tf.Tensor], count: tf.Tensor, what: str) -> None:
-    """Adds a check to a step, for sizes that are not known while the step is traced."""
+    """Makes the traced step fail, when it runs, if a tensor does not have `count` rows."""
     for leaf in leaves:
         message = str(passes.refused(f"{what} of another number of rows, of shape {leaf.shape}"))
         tf.debugging.assert_equal(tf.shape(leaf)[0], count, message)

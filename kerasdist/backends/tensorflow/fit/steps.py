@@ -33,8 +33,8 @@ ITERATORS = (tf.data.Iterator, PlacedIterator)
 
 
 def compiled(function: Callable[..., Any], *, eagerly: bool) -> Callable[..., Any]:
-    """Compiles a function in such a way that only the second batch size causes a new trace."""
-    # In Keras's own steps AutoGraph does not convert user code either.
+    """Compiles a function; the second batch size causes a new trace, and further sizes do not."""
+    # Keras does not let AutoGraph convert user code in its own steps either.
     return function if eagerly else tf.function(function, reduce_retracing=True, autograph=False)
 
 
@@ -52,9 +52,9 @@ class StepsOnIterator:
         """Prepares the function; TensorFlow traces it at its first call.
 
         `step` takes a batch, and a list to which it adds the variables that it reads. `step`
-        returns the batch's first rows, a list of the number of examples and the checksums, the
-        logs, and the values of these variables. With `trains`, the function reports its steps to a
-        meter, if there is one.
+        returns four values: the batch's first rows; a list with the number of examples and a vector
+        of checksums; the logs; and the values of these variables. With `trains`, the function
+        reports its steps to the `Meter` of this `fit`, if there is one.
         """
         model, self._replica_set = trainer.model, trainer.replicas
         self.count: int = model.steps_per_execution
@@ -71,8 +71,9 @@ class StepsOnIterator:
 
         self._on_batch = compiled(on_batch, eagerly=eagerly)
         self._trains = trains
-        # A loop's body is traced twice, so a loop calls a function that is traced only once. A
-        # single step is traced in place instead, because making a call takes as long as a trace.
+        # TensorFlow traces the body of a loop twice, so the body calls a `tf.function`, which is
+        # traced only once. A single step is traced inline, because building a function call would
+        # take as long as another trace.
         inside = partial(self._once, on_batch) if self.count == 1 else self._in_a_loop
         self._on_iterator = None if eagerly else compiled(inside, eagerly=False)
 
@@ -83,7 +84,7 @@ class StepsOnIterator:
         with division_errors():
             if self._on_iterator is not None and isinstance(iterator, ITERATORS):
                 first, totals, logs, values, measured = self._on_iterator(iterator)
-                sizes = [0] * self.count  # `measured` has the sizes
+                sizes = [0] * self.count  # not used, because `measured` has the sizes
             else:
                 first, totals, logs, values = self._do_one_by_one(iterator)
                 sizes, measured = [total for total in totals if not total.shape.rank], None
@@ -161,7 +162,7 @@ def _tensors(batch: object) -> list[tf.Tensor]:
 
 
 def _require_equal_beginnings(replica_set: ReplicaSet, first: object) -> None:
-    """Compares a batch's first rows over the workers, if it is the first of an iteration."""
+    """Compares the first rows of an iteration's first batch between the workers."""
     if any(leaf.shape.rank and leaf.shape[0] for leaf in keras.tree.flatten(first)):
         replica_set.first_batches.name(first)
         replica_set.first_batches.require_equal(beginnings(first))
@@ -169,12 +170,13 @@ def _require_equal_beginnings(replica_set: ReplicaSet, first: object) -> None:
 
 @final
 class FirstStepChecked:
-    """The ``train_function`` until the first steps are checked; then `steps` takes its place.
+    """A ``train_function`` that also compares the first steps with one device.
 
-    Usually the graph of a step reads its batches from Keras's iterator. In two calls this function
-    reads the batches itself, to check a step with them: in the first call, and in the last call of
-    the first epoch, whose batch may have another size. The function then passes these batches on in
-    an iterator of the same type, so that no other graph is needed.
+    When the comparison is done, `steps` becomes the model's ``train_function``. Usually the graph
+    of a step reads its batches from Keras's iterator. In two calls this function reads the batches
+    itself, to compare a step on them: in the first call, and in the last call of the first epoch,
+    whose batch may have another size. The function then passes these batches on in an iterator of
+    the same type, so that the same graph can read them.
 
     Attributes:
         batches: How many batches an epoch has; None if that is not known.
@@ -190,7 +192,7 @@ class FirstStepChecked:
         self._calls = 0  # calls in this epoch
 
     def __call__(self, iterator: Any) -> Any:
-        """Runs the steps as `StepsOnIterator` does; in two calls, checks a step before that."""
+        """Runs the steps, as `StepsOnIterator` does. In two calls it first compares a step."""
         is_placed = isinstance(iterator, ITERATORS)
         is_last = is_placed and self._ends_epoch(iterator)
         if not self._has_begun and not keras_compat.is_complete(self._model):
@@ -210,7 +212,7 @@ class FirstStepChecked:
             self._check.look(batch, size)
 
     def goes_on(self, iterator: Any) -> None:
-        """Records that the epoch continues in this iterator, after batches of another iterator."""
+        """Records that the epoch continues with this iterator, after another one's batches."""
         self._iterator = weakref.ref(iterator)
 
     def _ends_epoch(self, iterator: Any) -> bool:
@@ -225,10 +227,10 @@ class FirstStepChecked:
 
 @final
 class RowsFound:
-    """The ``train_function`` of a `fit`'s first call: finds how many rows a replica has memory for.
+    """The ``train_function`` for the first call in a `fit`; it finds how many rows fit in memory.
 
     Attributes:
-        function: The train function that runs the steps, and takes the place of this object.
+        function: The train function that runs the steps, and replaces this object.
     """
 
     def __init__(self, trainer: Any, function: Callable[[Any], Any]) -> None:
@@ -239,11 +241,11 @@ class RowsFound:
         """Finds the number of rows, then runs the steps."""
         trainer, model = self._trainer, self._trainer.model
         model.train_function = self.function
-        if not keras_compat.is_complete(model):  # these steps build it; the next call finds rows
+        if not keras_compat.is_complete(model):  # these steps build the model
             return self.function(iterator)
         before = trainer.most_rows
         batches = _looked_at(iterator, model.steps_per_execution, trainer.find_rows)
-        if trainer.most_rows != before:  # a function traced earlier would make no passes
+        if trainer.most_rows != before:  # an earlier graph calls the model with too many rows
             model.make_train_function(force=True)
             model.train_function = model.train_function.function
         function = model.train_function
@@ -254,7 +256,7 @@ class RowsFound:
 
 
 def _looked_at(iterator: Any, count: int, look: Callable[[Any, int], None]) -> Any:
-    """Gives the next batches to a function, with their sizes; returns an iterator over them."""
+    """Calls `look` with each of the next batches and its size; returns an iterator over them."""
     batches = list(itertools.islice(_batches(iterator), count))
     for batch in map(on_host, batches):
         look(batch, int(batch.total) if isinstance(batch, OwnRows) else metering.rows_of(batch))

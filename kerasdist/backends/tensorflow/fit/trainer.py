@@ -49,12 +49,12 @@ if TYPE_CHECKING:
 
 
 class _InPasses(ReplicatedTrainer):
-    """A trainer that can call the model in passes, and finds how many rows fit into memory."""
+    """A trainer that can call the model for some rows of a batch at a time, to save memory."""
 
     HOOKED = (*ReplicatedTrainer.HOOKED, "__call__", "build_if_needed")
 
     def __call__(self, original: Original, *args: object, **kwargs: object) -> Any:
-        """Calls the model; in several passes if there are more examples than one call may have."""
+        """Calls the model, several times if there are more examples than one call may get."""
         outputs = passes.calls(self, original, args, kwargs)
         trial = current.trial
         if trial is not None:
@@ -62,13 +62,13 @@ class _InPasses(ReplicatedTrainer):
         return outputs
 
     def require_passes(self) -> None:
-        """Refuses a model that is known not to support calls in several passes."""
+        """Raises an error if the model is known not to support several calls per batch."""
         if self.model.jit_compile:
             raise refused("jit_compile=True")
         super().require_passes()
 
     def _finding_rows(self) -> Any:
-        """Returns the train function, which first finds the rows that fit if the user wants it."""
+        """Returns the train function; wraps it in `RowsFound` if the user asks for "auto" rows."""
         model = self.model
         is_wanted = config.most_examples_at_once() == "auto"
         if is_wanted and not isinstance(model.train_function, RowsFound):
@@ -86,7 +86,7 @@ class _InPasses(ReplicatedTrainer):
 
 @final
 class PlacedTrainer(_InPasses):
-    """The trainer for one device, on which the functions of Keras's own trainer run."""
+    """The trainer for one device; it uses the functions of Keras's own trainer."""
 
     def find_rows(self, batch: Any, examples: int) -> None:
         """Finds how many rows the device has memory for."""
@@ -95,14 +95,14 @@ class PlacedTrainer(_InPasses):
     def build_if_needed(
         self, original: Original, iterator: Any = None, data_batch: object = None
     ) -> None:
-        """Builds metrics before training, as other backends do, so that backups restore them."""
+        """Builds metrics before training, as on other backends; backups restore only built ones."""
         if keras_compat.has_built_layers(self.model):
             spec = data_batch if iterator is None else keras_compat.batch_spec(iterator)
             with suppress(Exception):  # the step itself will report data that does not fit
                 _build_from(self.model, spec)
 
     def make_train_function(self, original: Original, force: bool = False) -> Any:
-        """Makes Keras's own function, with the strategy in force; it reports to a meter, if any."""
+        """Makes Keras's own function; it runs with the strategy in force and reports to a meter."""
         self._made("train_function", original, force)
         return self._finding_rows()
 
@@ -135,7 +135,7 @@ class PlacedTrainer(_InPasses):
 class TensorFlowTrainer(_InPasses):
     """Divides each batch over the replicas and runs the model's own step on every local batch."""
 
-    # How many batches the data of the last call had; None if that is not known.
+    # How many batches the data of the last `fit` or `evaluate` has; None if that is not known.
     _batches_of_call: int | None = None
     _kept_in_predict: KeptState | None = None
 
@@ -175,8 +175,8 @@ class TensorFlowTrainer(_InPasses):
         """Makes the function that `predict` calls for each step."""
         self._leave_loops()
         if self.model.predict_function is None or force:
-            # If `take_on` recreates variables, it drops the model's compiled functions. So it is
-            # called before the new function is made.
+            # `take_on` drops the model's compiled functions if it recreates variables. So
+            # `take_on` is called before the new function is made.
             take_on(self.model, self.replicas)
             self._kept_in_predict = kept_state_of(self.model)
             self.model.predict_function = PredictionOnBatches(self)
@@ -194,8 +194,8 @@ class TensorFlowTrainer(_InPasses):
         self, step: Callable[[Any], Any], *, trains: bool = False
     ) -> StepsOnIterator:
         self._prepare(step)
-        # Replicas can exchange values in the graph of a step, but not inside of a function that the
-        # user has compiled and that this graph calls.
+        # Replicas can exchange values in the graph of a step, but not inside of a `tf.function` of
+        # the user that this graph calls. So the code of that `tf.function` is taken.
         step = uncompiled(step)
         on_batch = partial(self._step_on_batch, step, kept_state_of(self.model))
         return StepsOnIterator(self, on_batch, trains=trains)
@@ -207,7 +207,7 @@ class TensorFlowTrainer(_InPasses):
         batch: Any,
         read: list[keras.Variable],
     ) -> Any:
-        """Runs a step, as `StepsOnIterator` describes."""
+        """Runs a step on all replicas; returns the values that `StepsOnIterator` needs."""
         own = self.note_overrides()
 
         def replica_step(data: object) -> Any:
@@ -219,8 +219,8 @@ class TensorFlowTrainer(_InPasses):
             return logs, collectives_here().end_step(read)
 
         # In Keras's own step, no code after the optimizer's update reads the updated variables. So
-        # if sums are collectives, one collective at the end is enough for all sums. But an
-        # optimizer with its own `apply` may apply gradients more than once.
+        # if sums are collectives, one collective at the end is enough for all sums. This is not so
+        # if an optimizer has its own `apply`, because it may apply gradients more than once.
         is_direct = self.model.optimizer is None or keras_compat.applies_directly(
             self.model.optimizer
         )
@@ -322,10 +322,10 @@ class TensorFlowTrainer(_InPasses):
     ) -> None:
         """Builds the model from a batch's types and shapes, if it has Keras's own `train_step`.
 
-        To build the model, Keras would take a batch from the iterator. From a generator this batch
-        would be lost, and taking it would change the state of a shuffle. A user-defined step may do
-        anything with its data, and its model may have no `call`; then tracing the step builds what
-        is missing.
+        To build the model, Keras would take a batch from the iterator. If a generator yields the
+        batches, the steps would never get this batch. If the data is shuffled, taking a batch would
+        change the state of the shuffle. A user-defined step may do anything with its data, and its
+        model may have no `call`. Such a model is built when the step is traced.
         """
         take_on(self.model, self.replicas)
         count = None if iterator is None else iterator.num_batches
@@ -358,7 +358,7 @@ _NoneTensorSpec: Any = type(tf.type_spec_from_value(None))
 
 
 def _build_from(model: keras.Model, batch: object) -> None:
-    with state_kept(model):  # because plain Keras would not call the model here
+    with state_kept(model):  # undoes changes in `call`, which plain Keras would not run here
         keras_compat.build_symbolically(model, keras.tree.map_structure(_description, batch))
 
 

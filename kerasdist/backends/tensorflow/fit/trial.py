@@ -48,7 +48,7 @@ keras_compat.install(draw=_draw)
 
 
 class TensorFlowTrial(Trial):
-    """A trial, whose copies of variables are plain on one device, and distributed on replicas."""
+    """A trial; copies of variables are plain on one device, and distributed on the replicas."""
 
     @staticmethod
     def first_rows(batch: Any, count: int) -> Any:
@@ -133,7 +133,7 @@ class TensorFlowTrial(Trial):
         own.assign(tf.cast(value, own.dtype))
 
     def stand_in(self, optimizer: Any) -> Any:
-        """Returns a copy of the optimizer that updates plain variables on one device."""
+        """Returns the optimizer; on one device, a copy of it that updates plain variables."""
         if not self._alone:
             return optimizer
         return keras_compat.copy_of_optimizer(optimizer, tf.distribute.get_strategy())
@@ -151,7 +151,7 @@ class TensorFlowTrial(Trial):
 
     @staticmethod
     def as_array(value: Any) -> Any:
-        """Returns a tensor as a NumPy array; an empty array for a tensor of an inner graph."""
+        """Returns a tensor as a NumPy array; an empty array if the tensor is symbolic."""
         value = copies(value)[0]
         if isinstance(value, tf.RaggedTensor):
             value = value.to_tensor()
@@ -165,10 +165,10 @@ class TensorFlowTrial(Trial):
 
 @final
 class TensorFlowMemoryTrial(MemoryTrial, TensorFlowTrial):
-    """A trial for memory, in which the step reads the first device's copies of variables."""
+    """A `MemoryTrial` whose step reads the first device's copies of variables."""
 
     def copy(self, variable: Any) -> Any:
-        """Returns the first device's own copy of a variable, to which the step does not assign."""
+        """Returns the first device's component itself, because the step does not assign to it."""
         own = keras_compat.stored_value(variable)
         return None if own is None else copies(own)[0]
 

@@ -34,7 +34,8 @@ class Terms:
 
     Attributes:
         added: This replica's terms.
-        indices: For each term, the indices of its rows; None if the sum needs no indices.
+        indices: For each term, the indices to which its rows belong; None if the sum of the term
+            needs no further indices.
         dense_shape: The shape of the variable to which the indices belong.
         is_merged: Whether the rows of each index are summed to one row, as on one device.
     """
@@ -75,7 +76,8 @@ class Lookups:
         """Stores the replica's rows of the batch, and the number of rows of all replicas."""
         leaves = tf.nest.flatten(batch, expand_composites=True)
         self._batch = {id(leaf): leaf for leaf in leaves if tf.is_tensor(leaf)}
-        # The possible numbers of a replica's rows, if known. One row would not show a repetition.
+        # The possible numbers of a replica's rows, if known. With a single row, indices that are
+        # repeated for each row look like all others.
         known = int(tf.get_static_value(total) or 0)
         sizes = {known // replicas, -(-known // replicas)}
         self._sizes = sizes if min(sizes) > 1 else set()
@@ -84,7 +86,7 @@ class Lookups:
 
     @contextmanager
     def recorded(self) -> Iterator[None]:
-        """Records, in eager code, which operations make indices; a graph has this information."""
+        """Records, in eager code, which operations make indices; a graph shows this by itself."""
         if not (tf.executing_eagerly() and _can_record()):
             yield
             return
@@ -95,21 +97,21 @@ class Lookups:
             REMOVE_OP_CALLBACK.get()(self._record)
 
     def terms(self, gradient: Any) -> Terms:
-        """Divides a gradient into terms, whose sums over the replicas are those of one device."""
+        """Divides a gradient into terms; summed over replicas, they give one device's gradient."""
         if not isinstance(gradient, tf.IndexedSlices):
             return Terms((gradient,))
         if tf.executing_eagerly() and not _can_record():
             ADD_OP_CALLBACK.require()
             REMOVE_OP_CALLBACK.require()
         lookups = self._lookups(gradient.indices)
-        # For each lookup, whether one device makes it for each row of the whole batch.
+        # For each lookup, whether one device would repeat it for each row of the global batch.
         of_rows = [self._comes_from_batch(one) or self._is_repeated(one) for one in lookups]
-        if all(of_rows):  # In a graph the code that sums gradients finds out what to merge.
+        if all(of_rows):  # In a graph, `slices_of_all` decides later whether to merge rows.
             is_merged = tf.executing_eagerly() and are_unique(gradient.indices, self._made_by)
             return Terms((gradient,), is_merged=is_merged)
         sizes = [one.shape.num_elements() or tf.size(one) for one in lookups]
         values = [gradient.values] if len(sizes) == 1 else tf.split(gradient.values, sizes)
-        # Eager indices may come from NumPy and differ, so all replicas' entries are kept.
+        # Eager indices may come from NumPy and differ between replicas. So all entries are kept.
         added = [
             tf.IndexedSlices(value, rows, gradient.dense_shape)
             if own or tf.executing_eagerly()
@@ -120,7 +122,7 @@ class Lookups:
         return Terms(added, indices, gradient.dense_shape)
 
     def _lookups(self, indices: Any) -> list[Any]:
-        """Returns each lookup's indices; TensorFlow joins the indices of lookups in one table."""
+        """Returns each lookup's indices; TensorFlow has concatenated those of the same table."""
         kind, inputs = self._made_by(indices)
         if kind != "ConcatV2":
             return [indices]
@@ -145,7 +147,7 @@ class Lookups:
         return False
 
     def _is_other_size(self, inputs: Sequence[Any]) -> bool:
-        """Returns whether a slice, by its inputs, selects the size of another axis than axis 0."""
+        """Returns whether a slice with these inputs selects the size of an axis other than 0."""
         kind, _ = self._made_by(inputs[0])
         begin, end = (tf.get_static_value(one) for one in inputs[1:3])
         if kind != "Shape" or begin is None or end is None:
@@ -155,8 +157,8 @@ class Lookups:
     def _is_repeated(self, indices: Any) -> bool:
         """Returns whether indices are repeated for each row of a batch whose size is known.
 
-        User code uses a known size as a number, so no operation shows that the number is the size
-        of the batch.
+        User code gets a known size as a Python number. So the operations of the graph do not show
+        that the indices depend on the size of the batch.
         """
         count = indices.shape.num_elements()
         sizes = [size for size in self._sizes if count and count % size == 0]
@@ -210,7 +212,7 @@ def made_in_graph(tensor: Any) -> tuple[str, Sequence[Any]]:
 def are_unique(
     indices: Any, made_by: Callable[[Any], tuple[str, Sequence[Any]]] = made_in_graph
 ) -> bool:
-    """Returns whether indices come from a `Unique` operation, as for a sparse product."""
+    """Returns whether a `Unique` operation made the indices, as in gradients of sparse products."""
     kind, inputs = made_by(indices)
     while kind in ("Cast", "Identity", "Reshape"):
         kind, inputs = made_by(inputs[0])
@@ -230,7 +232,7 @@ def _can_record() -> bool:
 
 
 def _once(total: Any, indices: Any) -> tf.IndexedSlices:
-    """Returns, from the sum of all replicas' entries, a gradient with each index only once."""
+    """Converts the sum of the replicas' entries to a gradient that has each index only once."""
     if not isinstance(total, tf.IndexedSlices):
         return tf.IndexedSlices(total, indices)
     if total.indices.shape[0] % max(indices.shape.num_elements(), 1):
@@ -254,7 +256,8 @@ def constant(indices: Any) -> np.ndarray | None:
             return None
         if op.name not in nodes:
             node = nodes[op.name] = op.node_def
-            # Removes control inputs, such as the arrival of the batch, and colocations.
+            # The value does not depend on control inputs, such as the arrival of the batch, nor on
+            # colocations, so they are removed.
             node.attr.pop("_class", None)
             inputs = [one for one in node.input if not one.startswith("^")]
             del node.input[:]

@@ -20,7 +20,7 @@ from kerasdist.errors import KerasdistError
 @cache
 def install() -> None:
     """Patches TensorFlow, once per process."""
-    # AutoGraph lets kerasdist's errors pass, instead of raising a `StagingError` in their place.
+    # With this attribute AutoGraph raises kerasdist's errors unchanged, and not a `StagingError`.
     KerasdistError.ag_pass_through = True  # type: ignore[attr-defined]
     pass_over_own_code()
     let_variables_be_read()
@@ -30,8 +30,8 @@ def install() -> None:
 def pass_over_own_code() -> None:
     """Makes AutoGraph leave kerasdist's code unconverted, like TensorFlow's and Keras's code.
 
-    Users' functions that kerasdist calls are still converted (`converted_as_here`). They would not
-    be converted if AutoGraph's `do_not_convert` were around kerasdist's own functions.
+    Users' functions that kerasdist calls are still converted (`converted_as_here`). The decorator
+    `do_not_convert` on kerasdist's own functions would also prevent that conversion.
     """
     rules, do_not_convert = internals.CONVERSION_RULES, internals.DO_NOT_CONVERT
     if rules.is_there() and do_not_convert.is_there():
@@ -85,5 +85,5 @@ def _truth(variable: Any) -> bool:
 
 
 def _is_of_no_trial(record: logging.LogRecord) -> bool:
-    """Returns False for TensorFlow's warning about eager replicas in a trial, which is eager."""
+    """Returns False in a trial for TensorFlow's warning about eager code; trials run eagerly."""
     return current.trial is None or "eagerly has significant overhead" not in str(record.msg)

@@ -1,9 +1,9 @@
 """Puts each replica's rows on its device before the step that uses them.
 
-One pipeline on the host feeds a pipeline on each device, in turn, by TensorFlow's
-``MultiDeviceIterator``, as in ``tf.distribute``. A dataset of ``tf.distribute`` traces six
-functions for each device in each epoch; a dataset of this module keeps these functions for all its
-epochs.
+One pipeline on the host gives local batches to a pipeline on each device, one device after another.
+TensorFlow's ``MultiDeviceIterator`` does this, as in ``tf.distribute``. A dataset of
+``tf.distribute`` traces six functions for each device in each epoch. A dataset of this module
+traces these functions once.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import tensorflow as tf
 from kerasdist.backends.tensorflow import internals
 from kerasdist.backends.tensorflow.fit.batches import HOST, PlacedBatch
 
-# The functions of a generator on a device, by the names of the operation's arguments.
+# The functions of TensorFlow's generator on a device, by their names in ``GeneratorDataset``.
 _FUNCTIONS = {
     "init_func": internals.GENERATOR_BEGIN,
     "next_func": internals.GENERATOR_NEXT,
@@ -43,8 +43,8 @@ def untuned(dataset: tf.data.Dataset) -> tf.data.Dataset:
 def can_prefetch(spec: object) -> bool:
     """Returns whether batches of these types and shapes can wait on devices.
 
-    TensorFlow keeps strings on the host. Sparse and ragged tensors stay on the host as well, and so
-    do all batches if TensorFlow's generators on devices have changed.
+    TensorFlow keeps strings on the host. Sparse and ragged tensors stay on the host as well. All
+    batches stay there if a version of TensorFlow lacks the private generator that this module uses.
     """
     generator = internals.DEVICE_GENERATOR, *_FUNCTIONS.values()
     if not all(one.is_there() for one in generator):
@@ -58,7 +58,7 @@ def can_prefetch(spec: object) -> bool:
 
 
 def in_a_row(elements: Sequence[Any], spec: object = None) -> tf.data.Dataset:
-    """Returns a dataset of the elements; `spec` may leave out sizes that are known here."""
+    """Returns a dataset of the elements; its ``element_spec`` is `spec`, unless that is None."""
 
     def of_one(element: object) -> tf.data.Dataset:
         dataset = tf.data.Dataset.from_tensors(element)
@@ -101,9 +101,9 @@ class PlacedIterator(tf.experimental.ExtensionType):
     def get_next(self) -> PlacedBatch:
         """Returns the next batch.
 
-        An error of the pipeline is raised on the first device, while on the others the data may
-        just end. So the others wait for the first device; otherwise a step could end as if the data
-        had ended.
+        If the pipeline fails, TensorFlow raises the error on the first device. On the other devices
+        the data may just end. So the other devices wait for the first one. Otherwise a step could
+        report the end of the data and not the error.
         """
         parts: list[Any] = []
         for device, iterator in zip(self.devices, self.iterators, strict=True):
@@ -180,8 +180,8 @@ class PlacedBatches:
 
     def __iter__(self) -> PlacedIterator:
         with tf.device(HOST):
-            # Each iterator has a source of its own. In a source that is used again, random
-            # operations would go on, while in plain Keras each epoch starts them anew.
+            # Each iterator has a source of its own. If a source were used again, random operations
+            # would continue their sequence of numbers. In plain Keras each epoch restarts them.
             source = self._source()
             begun = tf.raw_ops.MultiDeviceIteratorInit(
                 dataset=tf.data.experimental.to_variant(self._parts),

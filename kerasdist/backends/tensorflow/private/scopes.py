@@ -92,7 +92,7 @@ class OneCopy:
 
 @contextmanager
 def on_one_copy(index: int) -> Iterator[OneCopy]:
-    """In the block, each variable of a strategy stands for one of its copies, as in ``update``.
+    """Makes each variable of a strategy stand for one of its copies until the block ends.
 
     Yields a stand-in for the strategy: an optimizer that gets the stand-in as its strategy updates
     only that copy.

@@ -17,7 +17,7 @@ from kerasdist.backends.tensorflow import internals
 # The strategies that kerasdist made; a user's own strategies are not changed.
 ours: WeakSet[tf.distribute.Strategy] = WeakSet()
 
-# Stands for TensorFlow's private base classes, which are looked up when the first object is made.
+# Stands in for a private base class of TensorFlow, which is added when the first object is made.
 _Native: Any = object
 
 # How many collective keys are reserved for a strategy; it needs one key per group of devices.
@@ -33,7 +33,7 @@ _REUSE_PORT = "TF_GRPC_REUSE_PORT"
 def strategy_on_devices(
     devices: list[str], *, share_memory: bool
 ) -> tf.distribute.MirroredStrategy:
-    """Returns a ``MirroredStrategy`` that works together with others in the same process."""
+    """Returns a ``MirroredStrategy`` that can be used with other strategies in one process."""
     _reserve_keys(tf.distribute.MirroredStrategy)
     reduction = tf.distribute.ReductionToOneDevice() if share_memory else None
     return tf.distribute.MirroredStrategy(devices, cross_device_ops=reduction)
@@ -111,7 +111,7 @@ def keeping_input_devices(native_strategy: tf.distribute.Strategy) -> Iterator[N
 def plain_copy(variable: Any, value: tf.Tensor) -> tf.Variable:
     """Returns a plain copy of a variable, which Keras's optimizers take for the variable itself."""
     copy = tf.Variable(value, trainable=variable.trainable, name="copy", shape=value.shape)
-    # An optimizer finds the variable's slots by this id.
+    # By this id an optimizer finds its own state for the variable, such as the momentum.
     internals.UNIQUE_ID.set(copy, internals.UNIQUE_ID.of(variable))
     return copy
 
@@ -136,7 +136,7 @@ def replicated_copy(variable: Any) -> Any:
 
 
 def has_started() -> bool:
-    """Returns whether TensorFlow's runtime has started and cannot join other workers any more."""
+    """Returns whether TensorFlow's runtime has started, so that it cannot join other workers."""
     threads = tf.config.threading.get_inter_op_parallelism_threads()
     try:
         tf.config.threading.set_inter_op_parallelism_threads(threads + 1)
@@ -150,7 +150,7 @@ def start_server(addresses: Sequence[str], rank: int) -> None:
     """Starts TensorFlow's runtime as one server of the job's cluster.
 
     `tf.distribute.MultiWorkerMirroredStrategy` does the same when it is made, but without time-outs
-    for waits, and once more for a second strategy.
+    for waits. For a second strategy it would start the runtime again.
     """
     runtime: Any = internals.EAGER_CONTEXT.get()()
     internals.CONFIGURE_COLLECTIVES.of(runtime)(

@@ -46,8 +46,8 @@ class AllReduce:
     ) -> None:
         """Prepares sums over the job's workers, which have equal numbers of lanes.
 
-        `key` is the number of the group. `communication` has the options for sums that have no
-        options of their own.
+        `key` is the group key of the collectives. `communication` has the options for sums that
+        have no options of their own.
         """
         self.devices = devices
         self._lanes = len(devices) * (1 if job is None else job.num_workers)
@@ -114,9 +114,9 @@ class AllReduce:
         if self._collectives is not None:
             placed = self._recorded(placed, self._collectives)
         if len(placed) > 1 and tf.executing_eagerly():
-            # Eagerly, the first lane would wait for the second lane, which has not started; a graph
-            # runs both. A concrete function stays a graph even under
-            # `tf.config.run_functions_eagerly`.
+            # Eager operations run one by one, so the first lane would wait for the second lane,
+            # which has not started. A graph runs both at once. A concrete function stays a graph
+            # even under `tf.config.run_functions_eagerly`.
             together = self._in_one_call.get_concrete_function(placed, hint, seconds)
             with self._one_at_a_time:  # otherwise devices could mix up the sums of two threads
                 return together(placed, hint, seconds)
@@ -190,7 +190,7 @@ def communication_hint(options: CommunicationOptions, devices: Sequence[str]) ->
     chosen = CommunicationImplementation(options.implementation).name.lower()
     if not _on_gpus(devices):
         return "ring" if chosen == "nccl" else chosen
-    # NCCL does not support several virtual devices on one GPU.
+    # NCCL does not support several virtual devices on one GPU, so each needs a GPU of its own.
     apart = len(devices) <= len(tf.config.list_physical_devices("GPU"))
     return "nccl" if chosen == "auto" and apart else chosen
 
@@ -200,11 +200,11 @@ def _on_gpus(devices: Sequence[str]) -> bool:
 
 
 def _packs(columns: Sequence[Column], bytes_per_pack: int) -> list[list[int]]:
-    """Groups the indices of values in packs of one type and at most `bytes_per_pack` (0: no limit).
+    """Groups the indices of values into packs of one type and at most `bytes_per_pack` bytes.
 
-    A value with more bytes is a pack of its own. The last values come first, because the
-    collectives run in the order of the packs, and the backward pass computes the last layers'
-    gradients first.
+    If `bytes_per_pack` is 0, there is no limit. A value with more bytes is a pack of its own. The
+    last values come first, because the collectives run in the order of the packs, and the backward
+    pass computes the last layers' gradients first.
     """
     packs: list[list[int]] = []
     open_packs: dict[tf.DType, tuple[list[int], int]] = {}

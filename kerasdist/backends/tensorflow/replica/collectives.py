@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from kerasdist.backends.tensorflow.workers.group import Group
 
 
-# The values of a call, each with its components on the replicas of this process.
+# The tensors of a call: for each tensor, its components on the replicas of this process.
 Columns = list[tuple[Any, ...]]
 
 # Keras's own assignment, which takes a variable and a value.
@@ -67,7 +67,10 @@ class Given:
 
 
 def columns_of(everyone: Sequence[Given]) -> Columns:
-    """Returns all replicas' tensors, a column per tensor of a call; refuses calls that differ."""
+    """Returns one column per tensor of a call, with the tensors of all replicas of this process.
+
+    Raises an error unless these replicas have made the same call, with equally many tensors.
+    """
     calls = [f"{one.call} of {len(one.tensors)}" for one in everyone]
     if len(set(calls)) > 1:
         raise ReplicaError(
@@ -97,8 +100,8 @@ def moments(inputs: tf.Tensor, axes: Sequence[int]) -> tuple[tf.Tensor, tf.Tenso
     """Returns mean and variance of each channel of a replica's rows; zeros if it has no rows.
 
     The operations are the same as in plain Keras. Their gradient takes one pass over the rows,
-    because TensorFlow treats the mean inside of the variance as a constant. This is exact: the
-    variance's derivative with respect to the mean is zero.
+    because TensorFlow treats the mean inside of the variance as a constant. The gradient is still
+    exact, because the variance's derivative with respect to the mean is zero.
     """
     mean, variance = (tf.reshape(one, [-1]) for one in tf.nn.moments(inputs, axes))
     if inputs.shape.num_elements():  # the number is known and not zero
@@ -124,7 +127,8 @@ class TensorFlowCollectives(Collectives):
         waits: bool = False,
     ) -> None:
         self._replica = replica
-        # Referred to weakly, because TensorFlow keeps functions of `tf.custom_gradient` forever.
+        # A weak reference, because TensorFlow keeps the functions of `tf.custom_gradient`, which
+        # refer to this object, forever.
         self._kept = None if kept is None else weakref.ref(kept)
         self._local_batch = local_batch
         self._lookups = lookups
@@ -137,7 +141,7 @@ class TensorFlowCollectives(Collectives):
         self._deferred: dict[int | str, Deferred] = {}
 
     def differentiated_loss(self, loss: Any, *, is_weighted: bool) -> Any:
-        """Returns the loss; its backward pass records that the loss has been weighted."""
+        """Returns the loss; when it is differentiated, this object records that it is weighted."""
         if not is_weighted:
             return loss
 
@@ -152,10 +156,10 @@ class TensorFlowCollectives(Collectives):
         return marked(loss)
 
     def differentiate(self, gradient: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Calls a tape's ``gradient``, and finds out in the call whether the loss is weighted.
+        """Calls a tape's ``gradient``, and records during the call whether the loss is weighted.
 
-        If recomputed code calls this method inside of another backward pass, the loss of that
-        outer pass decides.
+        If code that is recomputed in a backward pass calls this method again, only the loss of the
+        outer backward pass counts.
         """
         is_outermost = not self._differentiates
         if is_outermost:
@@ -180,7 +184,7 @@ class TensorFlowCollectives(Collectives):
         return _own(self._combine("merge_call", [given], merged))
 
     def mean_of_sum(self, total: Any, replicas: int) -> Any:
-        """Returns a sum divided by the number of replicas; for integers a float."""
+        """Returns the mean over the replicas, given their sum; a float if the sum is an integer."""
         return gradient_sums.divide(total, replicas)
 
     def all_sum(
@@ -218,14 +222,14 @@ class TensorFlowCollectives(Collectives):
     def all_stack(self, tensor: Any) -> Any:
         """Stacks the replicas' tensors; the result is differentiable.
 
-        In `fit` a replica without rows has zeros in its place of the result.
+        In `fit` the entry of a replica without rows is zeros.
         """
         return self._gathered(self._counted(tensor)[tf.newaxis], 0)
 
     def all_moments(self, inputs: tf.Tensor, axes: Sequence[int]) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns mean and variance of all replicas' rows.
 
-        Their gradient is written by hand, with a third of the operations that TensorFlow would use.
+        The gradient is written by hand, with a third of the operations that TensorFlow would use.
         """
         shape = [1 if axis in axes else -1 for axis in range(inputs.shape.rank)]
 
@@ -253,7 +257,8 @@ class TensorFlowCollectives(Collectives):
 
     def _gathered(self, tensor: Any, axis: int) -> Any:
         def together(parts: Columns) -> tuple[Any, list[Any]]:
-            # In a graph of `fit` a static size does not depend on the batch, so all are equal.
+            # In a graph of `fit` a static size does not depend on the batch, so the sizes of all
+            # replicas' tensors are equal.
             known = self._local_batch is not None and not tf.executing_eagerly()
             equal_sizes = known and parts[0][0].shape[axis] is not None
             return self._group.concatenation(parts[0], axis, equal_sizes=equal_sizes)
@@ -370,10 +375,11 @@ class TensorFlowCollectives(Collectives):
         """Assigns to a variable; in `fit`, as one device would for the global batch.
 
         In `fit` the replicas' changes are combined. ``tf.distribute`` combines the assigned values
-        instead: a sum would count the old value once per replica, and a mean would ignore how many
-        rows each replica has. Custom loops keep that behaviour, which users expect, with one
-        exception: if a variable that is summed on read has only one copy, as a metric's variable
-        has with central storage, each replica adds its change to that copy.
+        instead. A sum of them would count the old value once per replica, and a mean of them would
+        ignore how many rows each replica has. Users expect that behaviour in custom loops, so
+        custom loops have it, with one exception. With central storage, a variable that is summed on
+        read, such as a metric's variable, has only one copy. Each replica then adds its change to
+        that copy.
         """
         is_combined = counts_all_replicas(variable)
         if keeps_one_copy(self._native_strategy):
@@ -389,7 +395,7 @@ class TensorFlowCollectives(Collectives):
         return self._assign_changes(variable, value, write)
 
     def _own_part(self, variable: keras.Variable, value: Any) -> Any:
-        """Returns this replica's new component of a sum; without rows, the old component."""
+        """Returns this replica's new component of a sum; the old one if the replica has no rows."""
         weight = self._local_batch.weight  # type: ignore[union-attr]
         if isinstance(weight, float) or self._writes_equal:
             return value
@@ -397,7 +403,7 @@ class TensorFlowCollectives(Collectives):
         return tf.where(weight > 0, tf.cast(value, before.dtype), before)
 
     def equal_writes(self) -> AbstractContextManager[None]:
-        """Returns a context in which a replica without rows assigns the others' values."""
+        """Returns a context for equal assignments, which a replica without rows makes as well."""
         return replaced(self, "_writes_equal", True)
 
     def _assign_once(self, variable: keras.Variable, value: Any, write: Write) -> None:
@@ -439,7 +445,8 @@ class TensorFlowCollectives(Collectives):
 
         Returns the function's result; a distributed value is replaced by the replica's component.
         """
-        # The record shall name the code of this thread, but another thread issues the collective.
+        # The record of the collective shall name the user code of this thread. Another thread
+        # issues the collective, so the code is found here.
         code = code_here() if self._group.is_recorded else ""
 
         def merged(native_strategy: tf.distribute.Strategy, everyone: object) -> Any:
@@ -506,8 +513,7 @@ def collectives_here() -> TensorFlowCollectives:
 def _own(structure: object) -> Any:
     """Returns a structure with a copy of each tensor, which only this replica has.
 
-    Without these copies, `regrouped` would make no distributed value of a tensor that all replicas
-    return.
+    If all replicas returned the same tensor object, `regrouped` would not make a distributed value.
     """
 
     def own(leaf: object) -> Any:

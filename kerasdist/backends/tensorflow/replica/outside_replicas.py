@@ -57,7 +57,7 @@ def _scale_loss(original: Callable[[Any], Any], value: object) -> Any:
 def _apply(
     original: Callable[..., Any], optimizer: Any, grads: Any, trainable_variables: Any = None
 ) -> Any:
-    """Outside of replicas, updates all copies of the variables by a single list of gradients.
+    """Outside of replicas, updates all copies of the variables with the same gradients.
 
     Keras's own ``apply`` would call ``merge_call``, which only replicas can call.
     """
@@ -88,8 +88,8 @@ def apply_everywhere(
 ) -> Any:
     """Updates every copy of the variables by gradients that are sums over all replicas.
 
-    If any gradient has a sum on each device, each device updates its own copies, and clips, scales
-    and accumulates by itself. Otherwise gradients are processed once, for all copies.
+    If any gradient has a component on each device, each device updates its own copies, and clips,
+    scales and accumulates gradients itself. Otherwise gradients are processed once for all copies.
     """
     known = keras_compat.optimized_variables(optimizer) if variables is None else variables
     with tf.init_scope():
@@ -99,7 +99,8 @@ def apply_everywhere(
     check_mirrored(optimizer.variables, native_strategy, "the optimizer")
 
     def apply() -> Any:
-        # A trial records one update. All devices have the same gradients, so the first are used.
+        # A trial records one update. All devices have the same gradients, so the first device's
+        # gradients are used.
         given = gradients if current.trial is None else [copies(one)[0] for one in gradients]
         if not any(isinstance(one, tf.distribute.DistributedValues) for one in given):
             return keras_compat.apply_combined_gradients(optimizer, given, variables)
@@ -153,7 +154,7 @@ def _make_state(
 
 
 def _native_strategy_of(variables: Sequence[Any]) -> tf.distribute.Strategy | None:
-    """Returns the strategy whose scope is open, else the variables' strategy; None for neither."""
+    """Returns the strategy whose scope is open, else the strategy of the variables, else None."""
     here = tf.distribute.get_strategy()
     if tf.distribute.has_strategy():
         is_ours = here in ours and tf.distribute.in_cross_replica_context()

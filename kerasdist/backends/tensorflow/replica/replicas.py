@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 @final
 class SoleDevice(ReplicaSet):
-    """Plain Keras on a given device."""
+    """A replica set of one device, on which plain Keras runs."""
 
     measures_data = False  # because Keras's graph, and not the host, reads the batches
     trainer_class = PlacedTrainer
@@ -68,7 +68,9 @@ class SoleDevice(ReplicaSet):
 
 @final
 class TensorFlowReplicaSet(ReplicaSet):
-    """Several devices, of one process or of many workers, each with a copy of every variable.
+    """Several devices, of one process or of many workers.
+
+    Each device has a copy of every variable, or one parameter device has the only copy.
 
     Attributes:
         group: The replicas and their native strategy.
@@ -107,7 +109,7 @@ class TensorFlowReplicaSet(ReplicaSet):
 
     @property
     def trial_class(self) -> type[Trial]:
-        """The class of trial steps, which compare the replicas with one device."""
+        """The class of trials, by which the replicas' results are compared with one device's."""
         # imported late, because few programs need it
         from kerasdist.backends.tensorflow.fit.trial import TensorFlowTrial
 
@@ -118,7 +120,7 @@ class TensorFlowReplicaSet(ReplicaSet):
         return TensorFlowAdapter(adapter, self.group)
 
     def placement(self) -> AbstractContextManager[Any]:
-        """Returns a scope in which a Keras variable gets a copy on every device."""
+        """Returns a scope in which a Keras variable gets a copy on each of `variable_devices`."""
         return NativeScope(self.group.native_strategy)
 
     def equalize(self, variables: Sequence[keras.Variable]) -> None:
@@ -219,9 +221,9 @@ def _after(data: object) -> Iterator[None]:
     """Makes the operations inside of the block wait for the data.
 
     At the end of the data, a step fails when it asks for the next batch. Operations that do not use
-    the batch, such as the increment of the optimizer's counter, must not run before it fails. (In
-    plain Keras they do run: if the number of batches is unknown, the optimizer counts one step too
-    many.)
+    the batch, such as the increment of the optimizer's counter, must not run before the step fails.
+    In plain Keras such operations do run: if the number of batches is unknown, the optimizer counts
+    one step too many.
     """
     leaf = next(leaf for leaf in keras.tree.flatten(data) if leaf is not None)
     components = tf.nest.flatten(leaf, expand_composites=True)

@@ -58,9 +58,9 @@ _MISFITS = {
         "Expected collectives, optimizer.apply, assignments that are combined, and in fit a "
         "metric's result to be called directly in the step, or in the function that strategy.run "
         "runs. Received: such a call in a compiled function, a loop or a branch inside of the "
-        "step, where replicas cannot meet. Take tf.function off functions that a step calls: fit "
-        "compiles the whole step. In a custom loop compile the function itself, or the function "
-        "around strategy.run. Move the call out of loops and branches on tensors."
+        "step, where replicas cannot wait for each other. Take tf.function off functions that a "
+        "step calls: fit compiles the whole step. In a custom loop compile the function itself, or "
+        "the function around strategy.run. Move the call out of loops and branches on tensors."
     ),
 }
 
@@ -93,7 +93,8 @@ def in_replicas(
         contexts[replica - first].run(in_context, replica, args, kwargs)
 
     def in_context(replica: int, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        # tf.distribute starts a thread per replica, in which Keras's thread-local state is empty.
+        # tf.distribute starts a thread per replica. Keras's thread-local state is empty in a new
+        # thread, so the state of the calling thread is copied.
         keras_compat.paste_thread_state(thread_state)
         index = replica - first
         local = None if local_rows is None else local_rows[index]
@@ -140,7 +141,7 @@ def in_replicas(
     finally:
         if kept:
             kept.end(is_last=not tf.executing_eagerly())
-        # What the first replica has set in context variables stays set.
+        # The calling thread gets the values that the first replica has set in context variables.
         for variable, value in contexts[0].items():
             if variable.get(None) is not value:
                 variable.set(value)
@@ -149,7 +150,7 @@ def in_replicas(
 
 @final
 class TensorFlowRunner(Runner):
-    """Runs functions by ``tf.distribute``, in a graph or eagerly, on its distributed values."""
+    """Runs functions on ``tf.distribute``'s distributed values, in a graph or eagerly."""
 
     def __init__(self, replica_set: ReplicaSet, group: Group) -> None:
         self._replica_set = replica_set
@@ -171,7 +172,8 @@ class TensorFlowRunner(Runner):
         if tf.executing_eagerly():
             self._replica_set.begin_step()
         elif self._replica_set.job is not None:
-            # A trace does not count as a step, because some workers may trace more often.
+            # A trace does not count as a step, because some workers may trace more often than
+            # others.
             self._replica_set.initial_broadcast.ensure()
         converted = converted_as_here(function)
 
@@ -217,10 +219,11 @@ class TensorFlowRunner(Runner):
         return [self.broadcast(one) for one in sums]
 
     def _fitting(self, parts: Sequence[Any], axis: int | None = None) -> Sequence[Any]:
-        """Returns the components; in eager code, first checks that all shapes are equal.
+        """Returns the components; in eager code, first checks that their shapes can be combined.
 
-        Collectives of different sizes would wait for each other forever. Scalars are not compared
-        between workers, because that takes 0.2 ms, and a loop reduces one scalar per step.
+        If workers called a collective with different sizes, they would wait forever. Scalars are
+        not compared between workers, because a comparison takes 0.2 ms, and a custom loop usually
+        reduces a scalar in each step.
         """
         here = [shape_of(part) for part in parts]
         check_shapes(here, axis)

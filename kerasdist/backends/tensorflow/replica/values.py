@@ -1,4 +1,4 @@
-"""Distributed values on TensorFlow: they are ``tf.distribute``'s own."""
+"""Distributed values on TensorFlow, which are those of ``tf.distribute``."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def shape_of(part: Any) -> list[int | None] | None:
 
 
 def among_zeros(part: Any, axis: int, begin: Any, total: Any) -> Any:
-    """Pads a tensor with zeros to the total size; the replicas' sum is then their concatenation."""
+    """Pads a tensor with zeros to `total` along an axis, so that a sum concatenates tensors."""
     around = [[0, 0]] * part.shape.rank
     around[axis] = [begin, total - begin - (part.shape[axis] or tf.shape(part)[axis])]
     return tf.pad(part, around)

@@ -100,7 +100,7 @@ def install() -> None:
 
 
 def _assign(original: Callable[..., Any], variable: keras.Variable, value: object) -> Any:
-    """Combines values that replicas assign, as the replicas' scopes do on other backends."""
+    """In replica code, lets the replica's collectives combine the values that replicas assign."""
     replica = current.replica
     if replica is None or keras_compat.get_stateless_scope() is not None:
         return original(variable, value)
@@ -140,7 +140,7 @@ def _store(original: Callable[..., Any], variable: keras.Variable, value: Any) -
 
 
 def is_foreign(variable: keras.Variable, native_strategy: tf.distribute.Strategy) -> bool:
-    """Returns whether a Keras variable was made outside of every scope: it has a single copy."""
+    """Returns whether a Keras variable was made outside of every scope, with a single copy."""
     if not isinstance(variable, keras.Variable):
         return False
     held = keras_compat.stored_value(variable)
@@ -201,7 +201,7 @@ def with_inner(optimizer: keras.Optimizer) -> list[Any]:
 
 
 def take_on(model: Any, replicas: Any) -> None:
-    """Mirrors the layers, metrics and optimizer of a model that were made outside the scope.
+    """Gives each device a copy of a model's variables that were made outside of the scope.
 
     If a variable is recreated, the compiled functions of the model, and of models among its layers,
     are dropped, because they hold the old variable.

@@ -33,18 +33,18 @@ from kerasdist.input.options import InputOptions
 
 @final
 class TensorFlowAdapter(WrappedAdapter):
-    """A Keras data adapter for TensorFlow, whose batches a group divides over the replicas."""
+    """A Keras data adapter for TensorFlow; a `Group` divides its batches over the replicas."""
 
     def __init__(self, inner: Any, group: Group | None = None) -> None:
-        """Makes an adapter; without a group, it yields the batches of Keras's own adapter."""
+        """Stores Keras's own adapter; without a group, the batches of that adapter are yielded."""
         super().__init__(inner)
         self._group = group
 
     def get_tf_dataset(self, begin: Begin | None = None) -> Any:
         """Returns the dataset over which Keras's loop iterates.
 
-        If `begin` is given, it makes each iterator; its argument is the function that would make
-        the iterator otherwise.
+        If `begin` is given, it is called to make each iterator. Its argument is the function that
+        makes the iterator if `begin` is None.
         """
         if self._group is not None:
             return self._group.batches(self._inner, begin)
@@ -121,9 +121,10 @@ def _native_options(
     options: InputOptions, native_strategy: tf.distribute.Strategy
 ) -> tf.distribute.InputOptions | None:
     """Converts input options to ``tf.distribute``'s; None for a central storage strategy."""
-    if keeps_one_copy(native_strategy):  # TensorFlow 2.21 would read a misspelt field
+    if keeps_one_copy(native_strategy):  # with options, TensorFlow 2.21 reads a misspelt field
         return None
     fields = {name: getattr(options, name) for name in tf.distribute.InputOptions._fields}
     mode = tf.distribute.InputReplicationMode[options.experimental_replication_mode.name]
-    # With PER_REPLICA, TensorFlow itself refuses options that ask for both.
+    # With PER_REPLICA, TensorFlow itself refuses to combine `experimental_fetch_to_device` and
+    # `experimental_place_dataset_on_device`.
     return tf.distribute.InputOptions(**fields | {"experimental_replication_mode": mode})

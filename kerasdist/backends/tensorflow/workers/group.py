@@ -1,6 +1,6 @@
-"""All replicas of a strategy: how they divide a batch, and how their values are combined.
+"""The replicas of a strategy as a group, which divides batches and combines the replicas' values.
 
-With many workers, replicas exchange tensors only by all-reduce.
+With several workers, replicas exchange tensors only by all-reduce.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ if TYPE_CHECKING:
 # The components of one value on the replicas of this process, in the replicas' order.
 Parts = Sequence[Any]
 
-# Makes an iterator over a dataset; its argument is the function that would make it otherwise.
+# A function that makes a dataset's iterator, for backups of the iterator. Its argument is the
+# function that makes the iterator if there are no backups.
 Begin = Callable[[Callable[[], Any]], Any]
 
 
@@ -60,9 +61,8 @@ Begin = Callable[[Callable[[], Any]], Any]
 class GlobalBatchDataset(tf.distribute.DistributedDataset):
     """A dataset of global batches that Keras treats as already distributed.
 
-    Keras would pass a plain dataset to ``experimental_distribute_dataset``, which would divide it
-    into other steps, shard it by file, and warn about that.
-
+    Keras would pass a plain dataset to ``experimental_distribute_dataset``. That method would form
+    other batches, shard the dataset by file, and warn about the sharding.
     """
 
     def __init__(
@@ -87,8 +87,8 @@ def read_alike(
     """Returns a dataset of ``cut(number, batch)`` for the batches of a pipeline.
 
     The dataset has the same operations for any number of workers, so a job with another number of
-    workers can restore a backup of its iterator. Only whole batches, which are the same for all
-    workers, are read ahead: TensorFlow must not read ahead the results of `cut`.
+    workers can restore a backup of its iterator. For the same reason TensorFlow prefetches only
+    whole batches, which are the same for all workers, and not the results of `cut`.
     """
     whole = pipeline.prefetch(tf.data.AUTOTUNE)
     options = tf.data.Options()
@@ -132,7 +132,7 @@ class Group:
         self._all_reduce = all_reduce
 
     def batches(self, adapter: Any, begin: Begin | None) -> tf.distribute.DistributedDataset:
-        """Returns a dataset of an adapter's batches; with `begin`, backups save a position."""
+        """Returns a dataset of an adapter's batches; with `begin`, backups save its iterator."""
         dataset = adapter.get_tf_dataset()
         if keras_compat.is_array_adapter(adapter):
             return self._iterated(untuned(dataset), begin)
@@ -141,7 +141,8 @@ class Group:
     def _iterated(self, dataset: tf.data.Dataset, begin: Begin | None) -> GlobalBatchDataset:
         """Returns a dataset that moves batches to the devices before their steps, if useful.
 
-        With `begin` no batches are moved, because the saved state of an iterator would lack them.
+        With `begin` no batches are moved. The saved state of an iterator would not contain the
+        batches that wait on the devices.
         """
         spec = dataset.element_spec
         is_whole = not isinstance(spec, OwnRows)
@@ -192,7 +193,10 @@ class Group:
         *,
         here: bool = True,
     ) -> list[Any]:
-        """Returns each value's sum over all replicas: on one device if `here`, else on each."""
+        """Returns each value's sum over all replicas: on one device if `here`, else on each device.
+
+        A column has the components of one value on the replicas of this process.
+        """
         results: list[Any] = [None] * len(columns)
         if self._all_reduce is not None:
             travelling = [i for i, parts in enumerate(columns) if self._travels(parts, here)]
@@ -210,11 +214,15 @@ class Group:
         first = next((part for part in parts if part is not None), None)
         if first is None or _are_slices(parts):
             return False
-        # TensorFlow keeps int32 tensors on the host, whatever the device.
+        # TensorFlow keeps int32 tensors on the host, whatever the device. So without other workers
+        # they are summed there.
         return self.is_of_workers or not (here or first.dtype in (tf.int32, tf.bool))
 
     def _column(self, parts: Parts) -> Column:
-        """Returns the tensors that a value's parts bring into the collective, one per lane."""
+        """Returns the tensors that this process gives to the collective for a value, one per lane.
+
+        A lane is a device, or the whole process if its devices share memory.
+        """
         tensors = [tf.convert_to_tensor(part) for part in parts]
         check_alike(tensors)
         if not self.shares_memory:
@@ -289,7 +297,10 @@ class Group:
         return keras.tree.pack_sequence_as(structures[0], results)
 
     def mark_equal(self, variables: Iterable[keras.Variable]) -> None:
-        """Lets this process read variables without a collective until a custom loop has run."""
+        """Records that variables are equal on all replicas, so that reads need no collective.
+
+        This holds until a custom loop has run.
+        """
         for own in map(native, variables):
             if isinstance(own, SharedSum):
                 own.is_equal = True
@@ -305,8 +316,9 @@ class Group:
         held = [copies(one) for one in natives]
         given = [
             tuple(
-                # Replica 0's component is right for all: where components are read as a sum,
-                # `assign` has given each of them an equal part of the value.
+                # All components get the value of replica 0's component. This is right for a
+                # variable that is read as a sum too, because `assign` has given each component an
+                # equal part of the value.
                 part.read_value() if replica == 0 else tf.zeros_like(part)
                 for part, replica in zip(parts, self.local, strict=True)
             )
@@ -348,7 +360,7 @@ class WorkerGroup(Group):
         self.local = range(job.rank * len(own), (job.rank + 1) * len(own))
 
     def batches(self, adapter: Any, begin: Begin | None) -> tf.distribute.DistributedDataset:
-        """Returns a dataset of this worker's rows; only these rows are read from arrays."""
+        """Returns a dataset of this worker's rows; from arrays, only these rows are read."""
         if isinstance(adapter, WorkerBatches):
             return dataset_of_shards(adapter, begin)
         if not keras_compat.takes_rows(adapter):
@@ -387,7 +399,7 @@ class WorkerGroup(Group):
         if isinstance(first, tf.SparseTensor):
             return self._sparse(parts), []
         check_alike(parts, axis)
-        if equal_sizes:  # callers say so only of a static size
+        if equal_sizes:  # callers pass this only if the size is static
             sizes = [first.shape[axis]] * self._replicas
         else:
             sizes = self._from_all_replicas([tf.shape(part)[axis] for part in parts])
@@ -432,7 +444,7 @@ class WorkerGroup(Group):
 
 
 def dataset_of_shards(batches: WorkerBatches, begin: Begin | None) -> GlobalBatchDataset:
-    """Returns a dataset of this worker's rows, if each worker reads a shard of the data."""
+    """Returns a dataset of this worker's rows, for jobs in which each worker reads a shard."""
 
     def iterate() -> Iterator[OwnRows]:
         for own in batches:
