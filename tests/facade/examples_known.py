@@ -122,14 +122,16 @@ EXCEPTIONS = (
     Known("OneDeviceStrategy_experimental_distribute_dataset 1", "missing .*'device'",
           "The example leaves out the device, which TensorFlow requires, too."),
     Known("CentralStorageStrategy_reduce 1", "Expected axis|no attribute 'numpy'",
-          "Its dataset is not batched, so its last `reduce` gets scalars, which have no axis."),
+          "The example does not batch its dataset, so its last `reduce` gets scalars, which have "
+          "no axis."),
     Known("_OptionsExported 1", "experimental_aggregate_gradients",
           "Keras 3's optimizers no longer have this argument. Leave it out."),
     Known("Hints 1 2", "NameError", "TensorFlow itself no longer takes `experimental_hints`."),
     Known("CollectiveAllReduceStrategy 2", "No loss to compute",
           "Keras 3 needs a loss in `compile`, also without a strategy.", "tensorflow torch"),
     Known("CollectiveAllReduceStrategy 3", "",
-          "A `tf.GradientTape` records only TensorFlow. Write `kerasdist.value_and_grad`.",
+          "A `tf.GradientTape` records only operations of TensorFlow. Write "
+          "`kerasdist.value_and_grad` instead.",
           "jax torch"),
     Known("OneDeviceStrategy 1", "no attribute 'device'",
           "A Keras variable has no attribute `device`.", "jax torch"),

@@ -36,7 +36,7 @@ def written() -> str:
         HEAD,
         "## Names\n",
         f"`tf.distribute`, `tf.compat.v1` and `tf.tpu` have {len(listed)} names of modules, "
-        f"classes and arguments. kerasdist has {here} of these names. This table lists the others:\n",
+        f"classes and arguments. kerasdist has {here} of these names. The others are:\n",
         *("| of | name | what to write |", "|---|---|---|", *_names(listed), ""),
         "## Names of 2018, and of TensorFlow 1\n",
         'TensorFlow no longer has these names, but some scripts still use them. "Tower" is the '
@@ -114,7 +114,8 @@ def _counts(backend: str) -> str:
     marks = [_mark(f"{place} {number}", backend) for place, _, number in every]
     run, say = marks.count("yes"), marks.count("says")
     return (
-        f"On {NAMES[backend]}, {run} of {len(marks)} examples run, and {say} raise such an error."
+        f"On {NAMES[backend]}, {run} of {len(marks)} examples run, and {say} raise an error that "
+        "says what to write."
     )
 
 
