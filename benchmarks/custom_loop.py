@@ -1,10 +1,11 @@
-"""What a compiled step of a custom loop costs under a strategy, against the same loop by hand.
+"""The time of a compiled step of a custom loop under a strategy, and in a hand-written loop.
 
     python benchmarks/custom_loop.py [--backends jax torch] [--tasks tiny] [--rounds 7]
 
-By hand is what a user of the framework would write for two devices: `tf.distribute` on TensorFlow;
-`shard_map` around Keras's stateless calls on JAX; two threads with a model each on PyTorch, whose
-gradients the main thread adds. Both use the same Keras model and optimizer.
+"by hand" is the loop that a user of the framework would write for two devices. On TensorFlow it
+uses `tf.distribute`; on JAX it uses `shard_map` around Keras's stateless calls. On PyTorch two
+threads have a model each, and the main thread adds the gradients of both models. kerasdist and the
+hand-written loop use the same Keras model and optimizer.
 """
 
 from __future__ import annotations

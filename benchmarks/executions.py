@@ -1,8 +1,9 @@
 """What `steps_per_execution` saves in `fit` on JAX, under a strategy and in plain Keras.
 
 With 16 steps per execution, kerasdist compiles one program for all of them. So does plain Keras
-from 3.16 on; earlier versions run the steps one by one. `--beside` adds plain Keras of another
-version, which is unpacked in the folder.
+from 3.16 on; earlier versions run the steps one by one. `--beside FOLDER` adds plain Keras of
+another version, which must be unpacked in this folder. In the table, "time ÷ its single steps" is
+the time per step, divided by the time per step of the same contender with one step per execution.
 
     python benchmarks/executions.py [--tasks tiny mlp] [--rounds 7] [--beside FOLDER]
 

@@ -1,14 +1,16 @@
-"""The time of a step of `fit` under a strategy, beside plain Keras, Keras's own and loops by hand.
+"""The time of a step of `fit`: under a strategy, in plain Keras, and in hand-written loops.
 
     python benchmarks/fit_overhead.py [--backends jax torch] [--tasks tiny] [--rounds 5]
 
-Keras's own is `tf.distribute.MirroredStrategy` on TensorFlow, and `keras.distribution.DataParallel`
-on JAX. The loop by hand uses `shard_map` on JAX. Keras 3.15 has no distribution on PyTorch, so
-there multiworker.py compares two workers with two processes under `DistributedDataParallel`.
+"keras's own" is `tf.distribute.MirroredStrategy` on TensorFlow, and
+`keras.distribution.DataParallel` on JAX. On JAX "by hand" is a loop with `shard_map`. Keras 3.15
+has no distribution on PyTorch. There "2 workers" are two workers of kerasdist, and "by hand" is a
+loop in two processes with `DistributedDataParallel`; both are the contenders of multiworker.py.
 
-Every contender runs in a process of its own, on the same cores. The contenders take turns: one
-epoch each, round after round (see alternating.py). The table says how often a contender crashed,
-because Keras's DataParallel on several CPU devices is known to abort.
+Every contender runs in a process of its own, on the same cores; the two contenders of two workers
+have two processes each. The contenders take turns: one epoch each, round after round (see
+alternating.py). Keras's DataParallel on several CPU devices sometimes aborts, so the table says
+how often a contender has crashed.
 """
 
 from __future__ import annotations

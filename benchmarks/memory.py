@@ -1,20 +1,25 @@
-"""How much memory a device and its process take for state, by `sharding`, beside ZeRO's formula.
+"""The memory that state takes on a device and in a process, for each `sharding`.
 
     KERAS_BACKEND=torch python benchmarks/memory.py [--units 512] [--layers 4] [--replicas 1 2 4]
 
-It runs on the backend of `KERAS_BACKEND`, or on JAX if this is not set. Each replica is a worker on
-PyTorch, and on JAX with `--workers`. "parameters" and "optimizer" are measured: the bytes of the
-arrays that the first device holds after a step of `fit`.
+The script runs on the backend that `KERAS_BACKEND` names, or on JAX if this variable is not set. On
+PyTorch, and on JAX with `--workers`, each replica is a worker. All columns except "replicas" and
+"ratio" are in bytes. "parameters" and "optimizer" are the measured sizes of the arrays that the
+first device holds after a step of `fit`. The column "formula" to the right of each of them is the
+size according to the ZeRO paper.
 
-"process" is the peak growth of a process while the model is made and trained, as the system reports
-it; of several workers the largest. Activations, code and what libraries keep are part of it, so it
-can be compared with its formula only for large models (`--units 4096`). The formula adds
-parameters, the optimizer's variables and the gradients. If gradients are scattered, it adds two
-layers' whole gradients, and on PyTorch Gloo's copy of one; under "full" it also adds two layers'
-gathered weights. On PyTorch an optimizer makes three temporary values of each weight that it
-updates in one group, of one large weight. They are counted in place of whole gradients and weights
-if they are larger. On JAX in one process the formula is the sum over all devices. "temporary" is
-what XLA has reserved for temporary values in the compiled step of JAX in one process.
+"process" is the largest growth of the memory of a process while the model is made and trained, as
+the operating system reports it. If there are several workers, the column shows the worker with the
+largest growth. The growth includes activations, code and memory that libraries keep, so it can be
+compared with its formula only for large models (`--units 4096`). The formula adds the parameters,
+the optimizer's variables and the gradients. With "optimizer" and "full" it also adds the whole
+gradients of two layers and, on PyTorch, Gloo's copy of one of them; with "full" it also adds the
+gathered weights of two layers. On PyTorch the update of a large weight needs three temporary values
+as large as the weight; on one device plain Keras updates all weights at once. If these temporary
+values are larger than the whole gradients and weights, the formula counts them instead. On JAX in
+one process the formula is the sum over all devices. "temporary" is the memory that XLA reserves for
+temporary values in the compiled step, on JAX in one process. "ratio" is the larger one of the
+ratios of "parameters" and "optimizer" to their formulas.
 The exit code is 1 if parameters or optimizer take more than 1.1 times the formula.
 """
 

@@ -1,21 +1,24 @@
-"""Samples a second of two workers of one thread each, against the frameworks' own loops by hand.
+"""Samples per second of two workers with one thread each, and of hand-written loops.
 
     python benchmarks/multiworker.py [--backends jax torch] [--tasks mlp] [--rounds 5]
     python benchmarks/multiworker.py --sharding full --backends torch --tasks mlp
 
-Every contender is two processes that train together, with default settings. The contenders take
-turns, a round each, so that noise slows all of them alike (see alternating.py). The only setting is
-`OMP_NUM_THREADS`, which has the value that `kerasdist run` and torchrun give to workers that share
-two cores. The loops by hand train the same Keras model. On PyTorch a further loop trains an equal
-plain PyTorch module. See loops/ and networks.py.
+Every contender is two processes that train together. The contenders take turns, one round each, so
+that other work of the machine slows all of them equally (see alternating.py). All settings have
+their defaults, except `OMP_NUM_THREADS`, which is 1, as `kerasdist run` and torchrun set it for two
+workers on two cores. "by hand" is a loop that is written with the framework's own tools and trains
+the same Keras model. The loops are in loops/, and the models in networks.py.
 
 On PyTorch "by hand" is DistributedDataParallel (DDP) around the Keras model, with PyTorch's loss
-and optimizer and without metrics. "Keras's own fit" is that of Keras's nightly, which puts DDP
-around the model if the user has made the process group. "a callback" runs `fit` with a callback
-that does not read the logs of a step; "logs read" with one that reads them in each step. "MB" is
-the peak of a worker's memory. A step of `fit` sends one message for each bucket of gradients (one
-for tiny, two for the others), two for each of the CNN's nine normalizations, and one if logs are
-read. docs/adr/0115-as-fast-as-ddp.md says where the time of a step goes. "~" marks a ratio that
+and optimizer and without metrics. "Keras's optimizer" is the same loop with Keras's optimizer.
+"plain torch" is DDP around an equal PyTorch module, without Keras. "Keras's own fit" is `fit` of
+Keras's nightly, which wraps the model in DDP if the user has created the process group. "fit, a
+callback" is `fit` of kerasdist with a callback that does not read the logs of a step; the callback
+of "fit, logs read" reads the logs of each step. "fit, per_replica" is `fit` of kerasdist with
+`batch_norm="per_replica"`. "MB" is the peak of a worker's memory. A step of `fit` sends one message
+for each bucket of gradients (one bucket for tiny, two for the other models), two messages for each
+of the CNN's nine BatchNormalization layers, and one message if logs are read.
+docs/adr/0115-as-fast-as-ddp.md says what the time of a step is spent on. "~" marks a ratio that
 differs between rounds by more than 15 %.
 """
 

@@ -35,10 +35,12 @@ PACKAGES = ("keras", "tensorflow-cpu", "jax", "torch")
 INTRODUCTION = """# Benchmarks
 
 `make benchmarks` writes this page. Each table compares programs ("contenders") that train the same
-Keras model on the same data. They take turns, so that other work of the machine slows all of them
-alike: read the ratios, not the times. "÷" is a time divided by that of another contender: below 1
-is faster. The models are in `benchmarks/networks.py`: `tiny`, whose step is nearly all overhead, an
-MLP, a small ResNet (`cnn`) and a transformer.
+Keras model on the same data. The contenders take turns, so that other work of the machine slows all
+of them equally. Compare the ratios, not the times. A ratio "÷ X" is the time of the contender of
+the row, divided by the time of contender X; if the ratio is below 1, the contender of the row is
+faster. Only the ratios under [Two workers](#two-workers) are ratios of speeds; if such a ratio is
+above 1, the contender of the row is faster. The models are in `benchmarks/networks.py`: `tiny`,
+whose step is nearly all overhead, an MLP, a small ResNet (`cnn`) and a transformer.
 
 Nothing on this page was measured on GPUs or TPUs. A missing value has not been measured yet.
 """

@@ -19,18 +19,18 @@ _sharding = partial(internal, feature="sharding=", backends=_TORCH)
 _first_batch = partial(
     internal,
     feature="the comparison of a first batch with one device",
-    without="the comparison is made before a user-defined step has built everything",
+    without="the comparison runs before a user-defined step has built the loss and the metrics",
     backends=_TENSORFLOW,
 )
 _wiring = partial(
     internal,
     feature="comparing models on all workers, and KerasHub's exports",
-    without="how layers are wired is not compared, and exports are refused",
+    without="the connections of layers are not compared, and exports are refused",
 )
 _saved_parts = partial(
     internal,
-    feature="files with metrics and regularizers of a strategy's model",
-    without="files name Keras's module, in place of the public one",
+    feature="saving metrics and regularizers of a strategy's model under their public names",
+    without="the file has the private names of Keras's modules",
 )
 _outside_optimizer = partial(
     internal, feature="an optimizer that was built outside of the scope", backends=_TENSORFLOW
@@ -49,7 +49,7 @@ _background = partial(
 _own_rows = partial(
     internal,
     feature="workers that read only their own rows of arrays",
-    without="workers read whole batches of arrays, and take their rows",
+    without="workers read whole batches of arrays, and keep their own rows",
 )
 _pipeline = partial(internal, feature="BackupAndRestore with tf.data")
 
@@ -70,8 +70,8 @@ GET_JAX_STATE = _each_fit("keras:Model._get_jax_state", backends=("jax",))
 JAX_STATE = _each_fit("keras:Model._jax_state", backends=("jax",))
 RESULT_OR_LOGS = internal(
     "keras:Model._get_metrics_result_or_logs",
-    "metrics that steps do not wait for",
-    "each step makes its logs, which is slower",
+    "computing the logs only at the end of an epoch if no callback reads them",
+    "each step computes its logs, which is slower",
     _TORCH,
 )
 USES_TORCH_COMPILE = Internal(
@@ -81,8 +81,8 @@ USES_TORCH_COMPILE = Internal(
 )
 EPOCH_ITERATOR = internal(
     "keras.src.trainers.epoch_iterator:EpochIterator._get_iterator",
-    "the types of a dataset's batches",
-    "the dataset is made a second time, to read its types",
+    "reading the types of a dataset's batches",
+    "the dataset is created a second time to read the types",
     _TENSORFLOW,
 )
 INITIALIZE_DDP = Internal(
@@ -99,22 +99,20 @@ COMPILED_METRICS = _first_batch("keras:Model._compile_metrics")
 NODES = _wiring("keras:Operation._inbound_nodes")
 HISTORY = _wiring("keras.src.ops.node:Node._keras_history")
 INPUT_SIGNATURE = internal(
-    "keras.src.export.export_utils:get_input_signature",
-    "the share of the peak rate in Telemetry",
-    "Telemetry leaves this share out",
+    "keras.src.export.export_utils:get_input_signature", "the `mfu` of Telemetry", "`mfu` is null"
 )
 CALLBACK_MODEL = internal(
     "keras:callbacks.Callback._model",
     "callbacks on JAX",
-    "reading `callback.model` copies the state",
+    "reading `callback.model` copies the model's state",
 )
 CHOOSE_COMPARISON = internal(
     "keras.callbacks:ModelCheckpoint._set_monitor_op", "BackupAndRestore with save_best_only=True"
 )
 TREE = internal(
     "keras.src.tree.tree_api:tree_impl",
-    "keras.tree on values of replicas",
-    "keras.tree takes these values for leaves",
+    "keras.tree on distributed values",
+    "keras.tree treats a distributed value as a leaf",
 )
 CUSTOM_NAMES = _saved_parts("keras.src.saving.object_registration:GLOBAL_CUSTOM_NAMES")
 EXPORTED_NAMES = _saved_parts("keras.src.api_export:REGISTERED_OBJS_TO_NAMES")
@@ -147,7 +145,7 @@ SEED_GENERATOR = Internal(
         "keras.src.random.seed_generator:GLOBAL_SEED_GENERATOR": "3.13",
         "keras.src.random.seed_generator:global_seed_generator.global_seed_generator": "3.12",
     },
-    "random draws in replicas, and backups of the states of draws",
+    "random numbers in replicas, and the random state in backups",
 )
 RANDOM_SEED = internal(
     "keras.src.utils.rng_utils:GLOBAL_RANDOM_SEED", "equal random numbers on all workers"
@@ -169,7 +167,7 @@ SYNCHRONIZATION = internal(
     "keras:Variable._synchronization", "BatchNormalization that was made outside of the scope"
 )
 DTYPE = internal(
-    "keras:Variable._dtype", "the type of weights", "the type is taken from the stored value"
+    "keras:Variable._dtype", "the type of weights", "the type is read from the stored value"
 )
 SHAPE = _sharding("keras:Variable._shape")
 AUTOCAST = internal("keras:Variable._maybe_autocast", "mixed precision", backends=_COMPILED)
@@ -182,7 +180,7 @@ LOSSES = internal("keras:Layer._losses", "add_loss in a replica")
 LOSS_IDS = internal("keras:Layer._loss_ids", "add_loss in `fit`", backends=("jax",))
 METRICS = internal("keras:Layer._metrics", _FIT, "metrics are found among the attributes of layers")
 METRIC_FUNCTION = internal(
-    "keras.metrics:MeanMetricWrapper._fn", "metrics of a function", backends=_BY_REPLICA
+    "keras.metrics:MeanMetricWrapper._fn", "metrics that wrap a function", backends=_BY_REPLICA
 )
 FUNCTION_ARGUMENTS = internal(
     "keras.losses:MeanSquaredError._fn_kwargs", "losses and metrics that mix examples"
@@ -225,7 +223,7 @@ NN_BATCH_NORMALIZATION = Internal(
         "keras.src.backend:nn.batch_normalization": "3.12 to 3.15",
     },
     "fused BatchNormalization on GPUs",
-    "normalization takes more time",
+    "normalization is slower",
     _TORCH,
 )
 
@@ -264,7 +262,7 @@ APPLY_SCALED = internal(
 STRATEGY_OF_OPTIMIZER = internal(
     "keras:Optimizer._distribution_strategy",
     _FIT,
-    "the strategy is found among the optimizer's attributes, by the members that it has",
+    "kerasdist searches the optimizer's attributes for the strategy",
     _TENSORFLOW,
 )
 VARIABLE_KEY = _outside_optimizer("keras:Optimizer._var_key")
@@ -281,7 +279,7 @@ CLIP_GRADIENTS = _sharding("keras:Optimizer._clip_gradients", feature="clipping 
 
 # Random numbers, and code that runs in the backward pass.
 
-RANDOM = internal("keras.src.backend:random", "random draws in replicas", backends=_BY_REPLICA)
+RANDOM = internal("keras.src.backend:random", "random numbers in replicas", backends=_BY_REPLICA)
 REMAT = Internal(
     {"keras.src.backend:ops.remat": "3.16", "keras.src.backend:core.remat": "3.12 to 3.15"},
     "gradients in replicas on GPUs, of layers in a keras.RematScope",

@@ -114,30 +114,32 @@ EXCEPTIONS = (
     # These run nowhere, or not with this framework's tensors.
     Known("StrategyExtendedV2_update 2, ReplicaContextBase_merge_call 1, "
           "CollectiveAllReduceStrategy 1, Strategy_experimental_distribute_values_from_function 4",
-          "SyntaxError", "It is not Python as it stands on the page."),
+          "SyntaxError", "The example is not valid Python in TensorFlow's docstring."),
     Known("StrategyExtendedV1_non_slot_devices 1", "missing 1 required positional argument",
-          "It writes the class in the place of an object of it."),
+          "The example uses a class where an object of this class is needed."),
     Known("variable_sync_on_read_context 1", "NameError",
-          "TensorFlow does not export this function. Write `all_reduce` in the replica."),
+          "TensorFlow does not export this function. Call `all_reduce` in the replica instead."),
     Known("OneDeviceStrategy_experimental_distribute_dataset 1", "missing .*'device'",
-          "It leaves out the device, which TensorFlow requires too."),
+          "The example leaves out the device, which TensorFlow requires, too."),
     Known("CentralStorageStrategy_reduce 1", "Expected axis|no attribute 'numpy'",
-          "It distributes a dataset without batches, so that its last sum has no axis."),
+          "The example does not batch its dataset, so its last `reduce` gets scalars, which have "
+          "no axis."),
     Known("_OptionsExported 1", "experimental_aggregate_gradients",
-          "Keras 3's optimizers do not have this argument of Keras 2's: leave it out."),
+          "Keras 3's optimizers no longer have this argument. Leave it out."),
     Known("Hints 1 2", "NameError", "TensorFlow itself no longer takes `experimental_hints`."),
     Known("CollectiveAllReduceStrategy 2", "No loss to compute",
-          "Keras 3 asks for a loss in `compile`, without a strategy too.", "tensorflow torch"),
+          "Keras 3 needs a loss in `compile`, also without a strategy.", "tensorflow torch"),
     Known("CollectiveAllReduceStrategy 3", "",
-          "A `tf.GradientTape` sees TensorFlow's tensors alone. Write `kerasdist.value_and_grad`.",
+          "A `tf.GradientTape` records only operations of TensorFlow. Write "
+          "`kerasdist.value_and_grad` instead.",
           "jax torch"),
-    Known("OneDeviceStrategy 1", "no attribute 'device'", "A variable of Keras has no `device`.",
-          "jax torch"),
+    Known("OneDeviceStrategy 1", "no attribute 'device'",
+          "A Keras variable has no attribute `device`.", "jax torch"),
     Known("OneDeviceStrategy_reduce 1", "no attribute 'numpy'",
           "An array of JAX has no method `numpy`. Write `np.asarray`.", "jax"),
     Known("TPUStrategyV2_experimental_assign_to_logical_device 1, "
           "TPUStrategyV2_experimental_split_to_logical_devices 1, "
           "TPUStrategyV2_experimental_replicate_to_logical_devices 1",
           "blocks that fit in the topology",
-          "It is for 8 devices, and the suites have 4. The case has as many as it needs.", "jax"),
+          "The example needs 8 devices, and the tests have 4. The test case needs only 4.", "jax"),
 )  # fmt: skip

@@ -22,9 +22,9 @@ HEAD = """# The names and examples of tf.distribute
 
 Code from the documentation of `tf.distribute` either runs with kerasdist, with only the import
 changed, or raises an error that says what to write instead. A test makes this list from the
-installed TensorFlow. It fails if TensorFlow has a name or an argument that kerasdist neither has
-nor refuses with advice. [The behaviours of tf.distribute](tf-distribute-behaviours.md) says what
-the names do.
+installed TensorFlow. The test fails if TensorFlow has a name or an argument that kerasdist neither
+has nor refuses with advice. [The behaviours of tf.distribute](tf-distribute-behaviours.md) says
+what the names do.
 """
 
 
@@ -35,21 +35,24 @@ def written() -> str:
     parts = [
         HEAD,
         "## Names\n",
-        f"Of {len(listed)} names of modules, classes and arguments, `tf.compat.v1` and `tf.tpu` "
-        f"included, {here} are here as they are. The others:\n",
+        f"`tf.distribute`, `tf.compat.v1` and `tf.tpu` have {len(listed)} names of modules, "
+        f"classes and arguments. kerasdist has {here} of these names. The others are:\n",
         *("| of | name | what to write |", "|---|---|---|", *_names(listed), ""),
         "## Names of 2018, and of TensorFlow 1\n",
-        "Those that TensorFlow no longer has, and that scripts still use: a tower is a replica.\n",
+        'TensorFlow no longer has these names, but some scripts still use them. "Tower" is the '
+        "old word for a replica.\n",
         *("| of | name | what to write |", "|---|---|---|", *_earlier(listed), ""),
         "## Examples\n",
         "A test (`tests/facade/examples.py`) reads the examples of the docstrings in the installed "
-        "TensorFlow, and runs each as it stands. Only the import is changed: on every backend "
-        "`tf.distribute`, `tf.tpu` and `tf.keras` are those of kerasdist and Keras; on JAX and "
-        "PyTorch `tf.function`, `tf.Variable` and operations such as `tf.constant` are "
-        "`kerasdist.function`, `keras.Variable` and those of `keras.ops`. Names of GPUs become "
-        "names of CPU devices. A case in our own words holds the facts of each example too.\n",
-        "**yes**: it runs, and the values that the page shows come; a tensor prints in its "
-        "framework's own form. **says**: an error says what to write, or which backend to use. A "
+        "TensorFlow, and runs each example with only the import changed. On every backend the "
+        "names of `tf.distribute` and `tf.tpu` are those of kerasdist, and `tf.keras` is Keras. On "
+        "JAX and PyTorch `tf.function` is `kerasdist.function`, `tf.Variable` is `keras.Variable`, "
+        "and operations such as `tf.constant` are those of `keras.ops`. Names of GPUs become names "
+        "of CPU devices. For each example, the test case in the third column checks the same "
+        "behavior.\n",
+        "**yes** means that the example runs, and returns the values that its docstring shows; a "
+        "tensor is printed in its framework's own form. **says** means that an error says what to "
+        "write, or which backend to use. A "
         f"**number** refers to a reason below the table. {' '.join(map(_counts, NAMES))}\n",
         f"| of | example | case | {' | '.join(NAMES.values())} |",
         *("|---|---|---|---|---|---|", *_examples(), ""),
@@ -110,7 +113,10 @@ def _counts(backend: str) -> str:
     every = [example.rpartition("__") for example in (*coverage.cases(), *coverage.NOT_COVERED)]
     marks = [_mark(f"{place} {number}", backend) for place, _, number in every]
     run, say = marks.count("yes"), marks.count("says")
-    return f"Of {len(marks)} on {NAMES[backend]}, {run} run and {say} say what to write."
+    return (
+        f"On {NAMES[backend]}, {run} of {len(marks)} examples run, and {say} raise an error that "
+        "says what to write."
+    )
 
 
 def _mark(example: str, backend: str) -> str:

@@ -6,8 +6,8 @@ from kerasdist.core.internals import internal
 
 CREATE_DEVICE_MESH = internal(
     "jax.experimental.mesh_utils:create_device_mesh",
-    "a replica of several chips of a TPU slice as neighbours in its torus",
-    "a replica's chips are those whose numbers follow each other",
+    "replicas whose TPU chips are neighbours in the torus of the slice",
+    "a replica gets chips with consecutive numbers",
 )
 
 GET_TOPOLOGY = internal(

@@ -22,7 +22,10 @@ _CONVERTS = "strategy.run, merge_call and update, whose functions AutoGraph may 
 CONTROL_STATUS = internal("tensorflow:__internal__.autograph.control_status_ctx", _CONVERTS)
 CONVERT = internal("tensorflow:__internal__.autograph.tf_convert", f"{_CONVERTS}; decorated steps")
 
-_PASSES_OVER = "tracing a custom loop fast", "AutoGraph converts the package's own code as well"
+_PASSES_OVER = (
+    "tracing a custom loop fast",
+    "AutoGraph also converts the code of kerasdist, which is slower",
+)
 CONVERSION_RULES = internal(f"{_AUTOGRAPH}.config:CONVERSION_RULES", *_PASSES_OVER)
 DO_NOT_CONVERT = internal(f"{_AUTOGRAPH}.config:DoNotConvert", *_PASSES_OVER)
 
@@ -41,7 +44,7 @@ FUNCTION_JIT_COMPILE = internal(
 IN_XLA = internal(
     "tensorflow.python.ops.control_flow_util:GraphOrParentsInXlaContext",
     "the error that XLA cannot compile strategy.run",
-    "kerasdist does not refuse it; XLA raises its own error",
+    "XLA raises its own error in place of kerasdist's",
 )
 
 # Scopes and strategies.
@@ -56,7 +59,7 @@ STRATEGY_STACK = internal(
 CREATOR_STACK = internal(
     "tensorflow:Graph._variable_creator_stack",
     f"several workers, and {_COMPARED}",
-    f"workers are refused; {_NOT_COMPARED}",
+    f"several workers are refused; {_NOT_COMPARED}",
 )
 UPDATE_CONTEXT = internal(
     f"{_DISTRIBUTE}.distribute_lib:UpdateContext",
@@ -71,7 +74,7 @@ COLLECTIVE_KEY_BASE = internal(
 )
 MIRRORED = internal(
     f"{_VALUES}:Mirrored",
-    "sums on several GPUs; reduce_to, broadcast and their like in custom loops",
+    "sums on several GPUs, and reduce_to, broadcast_to and similar methods in custom loops",
 )
 INPUT_DEVICES = internal(
     f"{_MIRRORED}._input_workers_devices", "a distributed dataset with a pipeline for each replica"
@@ -79,12 +82,12 @@ INPUT_DEVICES = internal(
 DISTRIBUTED_VARIABLE = internal(
     f"{_VALUES}:DistributedVariable",
     "int(), float(), bool() and np.array() of a mirrored variable",
-    "as in TensorFlow: refused, but bool() is always true",
+    "refused, as in TensorFlow, except bool(), which is always True",
 )
 
 # Batches on GPUs, and gradients of lookups in eager steps.
 
-_AHEAD = "batches that wait on GPUs for the steps that take them", "they wait on the host"
+_AHEAD = "copying batches to GPUs before their steps begin", "batches stay on the host until then"
 DEVICE_GENERATOR = internal(_GENERATOR, *_AHEAD)
 GENERATOR_BEGIN = internal(f"{_GENERATOR}._init_func", *_AHEAD)
 GENERATOR_NEXT = internal(f"{_GENERATOR}._next_func", *_AHEAD)

@@ -32,21 +32,23 @@ def in_scope_of(strategy):
     )
 
 
-@behaviour("Outside of scopes the default strategy is in force, in replica context")
+@behaviour("Outside of all scopes, code runs in the replica context of the default strategy")
 def _(lab, s):
     lab.check(is_default_state(), "the default state")
     lab.equal(1, kd.get_strategy().num_replicas_in_sync)
     lab.equal(0, kd.get_replica_context().replica_id_in_sync_group)
 
 
-@behaviour("A scope gives its strategy, in cross-replica context; after it all is as before")
+@behaviour(
+    "`strategy.scope()` returns the strategy, and enters cross-replica context until the scope ends"
+)
 def _(lab, s):
     with s.scope() as given:
         lab.check(given is s and in_scope_of(s), "in its scope")
     lab.check(is_default_state(), "after it")
 
 
-@behaviour("A scope object may be kept, entered again, and entered inside of itself")
+@behaviour("A scope object can be stored, entered several times, and entered inside of itself")
 def _(lab, s):
     first, second = s.scope(), s.scope()
     with first, second, first:
@@ -56,14 +58,14 @@ def _(lab, s):
     lab.check(is_default_state(), "after them")
 
 
-@behaviour("An error in a scope leaves it")
+@behaviour("An exception in a scope leaves the scope")
 def _(lab, s):
     with lab.raises(KeyError, "own"), s.scope():
         raise KeyError("own")
     lab.check(is_default_state(), "after the error")
 
 
-@behaviour("The scope of another strategy inside of a scope is a RuntimeError")
+@behaviour("Entering the scope of another strategy inside of a scope raises a RuntimeError")
 def _(lab, s):
     other = lab.strategy()
     with s.scope():
@@ -72,20 +74,20 @@ def _(lab, s):
         lab.check(in_scope_of(s), "the first stays")
 
 
-@behaviour("`run` of another strategy inside of a scope is a RuntimeError")
+@behaviour("Calling `run` of another strategy inside of a scope raises a RuntimeError")
 def _(lab, s):
     other = lab.strategy()
     with other.scope(), lab.raises(RuntimeError, "one strategy at a time"):
         s.run(lambda: 1.0)
 
 
-@behaviour("The default strategy's scope changes nothing")
+@behaviour("Entering the scope of the default strategy changes nothing")
 def _(lab, s):
     with kd.get_strategy().scope():
         lab.check(not kd.has_strategy(), "no other strategy")
 
 
-@behaviour("A scope belongs to its thread: another thread has the default state")
+@behaviour("A scope applies only to its own thread; other threads have the default strategy")
 def _(lab, s):
     found = []
     with s.scope():
@@ -95,7 +97,10 @@ def _(lab, s):
     lab.equal([True], found)
 
 
-@behaviour("In `run` each replica has a context, in the scope or out of it")
+@behaviour(
+    "In `run` each replica has a replica context, whether `run` is called inside or outside of the"
+    " scope"
+)
 def _(lab, s):
     seen = []
 
@@ -112,7 +117,7 @@ def _(lab, s):
     lab.check(is_default_state(), "after it")
 
 
-@behaviour("An error in `run` leaves the replica's context")
+@behaviour("An exception in `run` leaves the replica context")
 def _(lab, s):
     def step():
         raise KeyError("own")
@@ -122,7 +127,9 @@ def _(lab, s):
     lab.check(is_default_state(), "after the error")
 
 
-@behaviour("Replicas are numbered from 0 to their count")
+@behaviour(
+    "`replica_id_in_sync_group` counts from 0, and `num_replicas_in_sync` is the number of replicas"
+)
 def _(lab, s):
     found = s.run(lambda: kd.get_replica_context().replica_id_in_sync_group + 0)
     lab.equal([0, 1], lab.components(found, s))
@@ -130,7 +137,10 @@ def _(lab, s):
     lab.equal(1, len(counts))
 
 
-@behaviour("A merge call runs once, in cross-replica context, with the strategy first")
+@behaviour(
+    "`merge_call` calls its function in cross-replica context, with the strategy as the first "
+    "argument"
+)
 def _(lab, s):
     seen = []
 
@@ -144,7 +154,7 @@ def _(lab, s):
     lab.check(seen and all(seen), "cross-replica code")
 
 
-@behaviour("A merge call returns what its function returns: text, None, nests")
+@behaviour("`merge_call` returns what its function returns: a string, None, or a nested structure")
 def _(lab, s):
     def step():
         here = kd.get_replica_context()
@@ -155,7 +165,7 @@ def _(lab, s):
     lab.equal([[1.0, 1.0]] * 2, lab.components(s.run(step), s))
 
 
-@behaviour("`run` in the function of a merge call runs in the replicas")
+@behaviour("`strategy.run` in the function of a `merge_call` runs on all replicas")
 def _(lab, s):
     def step(x):
         merge = lambda given, x: given.run(lambda x: x * 2.0, args=(x,))  # noqa: E731
@@ -165,47 +175,61 @@ def _(lab, s):
     lab.equal([2.0, 4.0], lab.components(s.run(step, args=(value,)), s))
 
 
-@behaviour("In the default strategy a merge call is a call, with the default strategy")
+@behaviour(
+    "Under the default strategy, `merge_call` only calls its function, with this strategy as the "
+    "first argument"
+)
 def _(lab, s):
     found = kd.get_replica_context().merge_call(lambda given, x: (given, x), args=(5,))
     lab.check(found[0] is kd.get_strategy() and found[1] == 5, f"{found}")
 
 
-@behaviour("A replica's context that is not in force is refused")
+@behaviour(
+    "Calling `all_reduce` of a replica context that is not the current context raises a "
+    "RuntimeError"
+)
 def _(lab, s):
     here = kd.get_replica_context()
     with s.scope(), lab.raises(RuntimeError, "not|Expected all_reduce on the context"):
         here.all_reduce("SUM", ops.ones(()))
 
 
-@behaviour("`extended.call_for_each_replica` is `run`")
+@behaviour("`extended.call_for_each_replica` does the same as `run`")
 def _(lab, s):
     with s.scope():
         found = s.extended.call_for_each_replica(lambda x, y: x + y, args=(1.0,), kwargs={"y": 2.0})
     lab.equal([3.0], sorted({float(one) for one in lab.components(found, s)}))
 
 
-@behaviour("A strategy is a key of dicts, equal to itself alone, and shared by deep copies")
+@behaviour(
+    "A strategy can be a key of a dict, is equal only to itself, and is not copied by "
+    "`copy.deepcopy`"
+)
 def _(lab, s):
 
     other = lab.strategy()
     lab.check({s: 1}[s] == 1 and s != other and copy.deepcopy([s])[0] is s, "by identity")
 
 
-@behaviour("`tf.distribute`'s spellings of devices are understood")
+@behaviour("Devices may be named as in `tf.distribute`: `CPU:0`, `/cpu:0` or `/device:CPU:0`")
 def _(lab, s):
     for names in (["CPU:0", "CPU:1"], ["/cpu:0", "/cpu:1"], ["/device:CPU:0", "/device:CPU:1"]):
         lab.equal(["cpu:0", "cpu:1"], list(kd.MirroredStrategy(names).extended.worker_devices))
 
 
-@behaviour("No device, one named twice, one that is not there: a ValueError")
+@behaviour(
+    "An empty list of devices, a device named twice, and a device that does not exist raise a "
+    "ValueError"
+)
 def _(lab, s):
     for names in ([], ["cpu:0", "cpu:0"], ["cpu:99"]):
         with lab.raises(ValueError, "Expected.*Received"):
             kd.MirroredStrategy(names)
 
 
-@behaviour("`MirroredStrategy` of one device is one replica, whose values are plain")
+@behaviour(
+    "`MirroredStrategy` with one device has one replica, and its `run` returns plain tensors"
+)
 def _(lab, s):
     one = kd.MirroredStrategy(["cpu:0"])
     lab.equal(1, one.num_replicas_in_sync)
@@ -214,7 +238,10 @@ def _(lab, s):
     lab.equal(1, len(one.local_results(found)))
 
 
-@behaviour("`OneDeviceStrategy` runs on its device, reduces and gathers to the value itself")
+@behaviour(
+    "`OneDeviceStrategy` runs on its device; `gather`, and `reduce` without an axis, return the "
+    "value itself"
+)
 def _(lab, s):
     one = kd.OneDeviceStrategy("cpu:1")
     found = one.run(lambda: ops.ones((2,)) * 3.0)
@@ -226,7 +253,7 @@ def _(lab, s):
     lab.equal([3.0, 3.0], one.gather(found, axis=0))
 
 
-@behaviour("A variable of `OneDeviceStrategy` is on its device")
+@behaviour("A variable made under `OneDeviceStrategy` is on the device of the strategy")
 def _(lab, s):
     with kd.OneDeviceStrategy("cpu:1").scope():
         variable = keras.Variable([1.0])
@@ -256,7 +283,8 @@ def _(lab, s):
 
 
 @behaviour(
-    "`CentralStorageStrategy` takes one copy's place in `extended.update`, of `group=False` too"
+    "Under `CentralStorageStrategy`, `extended.update` calls its function once, also with "
+    "`group=False`"
 )
 def _(lab, s):
     central = kd.CentralStorageStrategy(lab.devices)
@@ -267,7 +295,7 @@ def _(lab, s):
     lab.equal(2.0, variable)
 
 
-@behaviour("Two strategies of one process work side by side")
+@behaviour("Two strategies can be used alternately in one process")
 def _(lab, s):
     other = lab.strategy(3)
     for one, total in ((s, 2.0), (other, 3.0), (s, 2.0)):
@@ -275,13 +303,13 @@ def _(lab, s):
         lab.equal(total, one.local_results(found)[0])
 
 
-@behaviour("A strategy of one process has no cluster resolver, and is the chief")
+@behaviour("If a strategy uses a single process, `cluster_resolver` is None and `is_chief` is True")
 def _(lab, s):
     lab.check(s.cluster_resolver is None and s.is_chief, "alone")
     lab.check(s.extended.should_checkpoint and s.extended.should_save_summary, "it writes files")
 
 
-@behaviour("`experimental_set_strategy` opens a scope for the code that follows, in this thread")
+@behaviour("`experimental_set_strategy` enters a scope for all code that follows in this thread")
 def _(lab, s):
     found, other = [], lab.strategy()
     kd.experimental_set_strategy(other)
@@ -305,7 +333,10 @@ def _(lab, s):
         kd.experimental_set_strategy(s)
 
 
-@behaviour("An error in `run`, called in a merge call's function, or in that one's own merge call")
+@behaviour(
+    "The caller of `run` gets an exception that a nested `run` or `merge_call` raises in the "
+    "function of a `merge_call`"
+)
 def _(lab, s):
     def fail(*_):
         raise ZeroDivisionError("own words")

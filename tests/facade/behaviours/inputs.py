@@ -26,17 +26,25 @@ SPREAD = (
 )
 
 
-@behaviour("A batch with an odd row", tensorflow=SPREAD, jax=SPREAD, torch=SPREAD)
+@behaviour(
+    "A batch that cannot be divided evenly over the replicas",
+    tensorflow=SPREAD,
+    jax=SPREAD,
+    torch=SPREAD,
+)
 def _(lab, s):
     lab.equal([[[0, 1, 2], [3, 4]]], parts(lab, s, s.distribute_dataset([ROWS[:5]])))
 
 
-@behaviour("A batch with fewer rows than replicas: the last replicas have none")
+@behaviour("If a batch has fewer rows than replicas, the last replicas get no rows")
 def _(lab, s):
     lab.equal([[[0], []]], parts(lab, s, s.distribute_dataset([ROWS[:1]])))
 
 
-@behaviour("A dataset is iterated again and again, twice at once, and left early")
+@behaviour(
+    "A distributed dataset can be iterated several times, by two iterators at once, and only in "
+    "part"
+)
 def _(lab, s):
     data = s.distribute_dataset(BATCHES)
     whole = parts(lab, s, data)
@@ -47,7 +55,7 @@ def _(lab, s):
     lab.equal(whole, parts(lab, s, data))
 
 
-@behaviour("An iteration ends with StopIteration, or with the default of `next`")
+@behaviour("At the end of the data `next` raises StopIteration, or returns its default")
 def _(lab, s):
     iterator = iter(s.distribute_dataset(BATCHES[:1]))
     next(iterator)
@@ -56,7 +64,9 @@ def _(lab, s):
         next(iterator)
 
 
-@behaviour("A dataset knows its number of batches where its source does")
+@behaviour(
+    "`len` of a distributed dataset is the number of batches, if the length of its source is known"
+)
 def _(lab, s):
     lab.equal(3, len(s.distribute_dataset(BATCHES)))
 
@@ -66,19 +76,22 @@ def _(lab, s):
     lab.equal([], parts(lab, s, s.distribute_dataset([])))
 
 
-@behaviour("Elements may be tuples and dicts, which keep their form")
+@behaviour("Elements may be tuples and dicts, and each replica gets the same structure")
 def _(lab, s):
     [batch] = s.distribute_dataset([{"x": ROWS[:4], "y": (ROWS[4:8],)}])
     lab.equal([[0, 1], [2, 3]], lab.components(batch["x"], s))
     lab.equal([[4, 5], [6, 7]], lab.components(batch["y"][0], s))
 
 
-@behaviour("A generator is distributed; it is read once")
+@behaviour("A generator can be distributed, and is read only once")
 def _(lab, s):
     lab.equal([[[0, 1], [2, 3]]], parts(lab, s, s.distribute_dataset(x for x in BATCHES[:1])))
 
 
-@behaviour("A dataset function gets its pipeline, their number, and that of the replicas")
+@behaviour(
+    "A dataset function is told the number of its pipeline, how many pipelines there are, and how "
+    "many replicas"
+)
 def _(lab, s):
     seen = []
 
@@ -93,7 +106,10 @@ def _(lab, s):
     lab.equal([(0, 1, 2, 4)], seen)
 
 
-@behaviour("A global batch size that the replicas do not divide is a ValueError")
+@behaviour(
+    "`get_per_replica_batch_size` raises a ValueError if the number of replicas does not divide "
+    "the batch size"
+)
 def _(lab, s):
     def make(context):
         context.get_per_replica_batch_size(7)
@@ -103,13 +119,13 @@ def _(lab, s):
         s.distribute_datasets_from_function(make)
 
 
-@behaviour("Of a dataset function each replica takes the next batch of the pipeline")
+@behaviour("With a dataset function, each replica takes the next batch of the pipeline")
 def _(lab, s):
     data = s.distribute_datasets_from_function(lambda _: BATCHES[:2])
     lab.equal([[[0, 1, 2, 3], [4, 5, 6, 7]]], parts(lab, s, data))
 
 
-@behaviour("With `PER_REPLICA` the function makes a pipeline for each replica")
+@behaviour("With `PER_REPLICA`, a dataset function makes a pipeline for each replica")
 def _(lab, s):
     options = kd.InputOptions(experimental_replication_mode="PER_REPLICA")
     make = lambda context: [ROWS[:2] + 10 * context.input_pipeline_id]  # noqa: E731
@@ -117,7 +133,10 @@ def _(lab, s):
     lab.equal([[[0, 1], [10, 11]]], parts(lab, s, data))
 
 
-@behaviour("A buffer of 0 batches, one of several, and none of the device's: the same batches")
+@behaviour(
+    "`experimental_per_replica_buffer_size` and `experimental_fetch_to_device` do not change the "
+    "batches"
+)
 def _(lab, s):
     whole = [[[0, 1], [2, 3]], [[4, 5], [6, 7]], [[8], [9]]]
     for size in (0, 1, 4):
@@ -127,9 +146,10 @@ def _(lab, s):
 
 
 @behaviour(
-    "`experimental_place_dataset_on_device`: of a function's `tf.data`, with `PER_REPLICA`",
-    jax="kerasdist refuses this option: each batch goes to the device of its replica.",
-    torch="kerasdist refuses this option: each batch goes to the device of its replica.",
+    "`experimental_place_dataset_on_device` works with `PER_REPLICA` and a function that returns "
+    "`tf.data`",
+    jax="kerasdist refuses this option, because it puts each batch on the device of its replica.",
+    torch="kerasdist refuses this option, because it puts each batch on the device of its replica.",
 )
 def _(lab, s):
     options = kd.InputOptions(False, "PER_REPLICA", True)
@@ -141,7 +161,7 @@ def _(lab, s):
         s.distribute_datasets_from_function(lambda _: BATCHES, options)
 
 
-@behaviour("`PER_REPLICA` of a dataset, and a buffer of fewer batches than none, are errors")
+@behaviour("`distribute_dataset` with `PER_REPLICA`, and a negative buffer size, raise errors")
 def _(lab, s):
     options = kd.InputOptions(experimental_replication_mode="PER_REPLICA")
     with lab.raises(NotImplementedError, "PER_WORKER"):
@@ -150,14 +170,16 @@ def _(lab, s):
         kd.InputOptions(experimental_per_replica_buffer_size=-1)
 
 
-@behaviour("Batches of other sizes, one after another, go through a compiled step")
+@behaviour("A compiled step takes batches of different sizes one after another")
 def _(lab, s):
     step = kd.function(lambda batch: s.run(ops.sum, args=(batch,)))
     totals = [s.reduce("SUM", step(one), axis=None) for one in s.distribute_dataset(BATCHES)]
     lab.equal([6.0, 22.0, 17.0], [float(lab.numpy(one)) for one in totals])
 
 
-@behaviour("`distribute_values_from_function`: a value for each replica, of arrays or objects")
+@behaviour(
+    "`distribute_values_from_function` makes a value for each replica, of arrays or other objects"
+)
 def _(lab, s):
     lab.equal([0, 1], lab.components(numbered(s, np.int32), s))
     found = s.distribute_values_from_function(
@@ -166,7 +188,9 @@ def _(lab, s):
     lab.equal([2, 2], lab.components(found["n"], s))
 
 
-@behaviour("Distributed values are told by their class")
+@behaviour(
+    "Distributed values are instances of `PerReplica` and `DistributedValues`; tensors are not"
+)
 def _(lab, s):
     value = numbered(s, np.float32)
     lab.check(isinstance(value, kd.PerReplica), "a PerReplica")
@@ -174,7 +198,9 @@ def _(lab, s):
     lab.check(not isinstance(ops.ones(()), kd.DistributedValues), "a tensor is none")
 
 
-@behaviour("`experimental_make_numpy_dataset` has a row an element, batched and shuffled")
+@behaviour(
+    "`experimental_make_numpy_dataset` returns a dataset of single rows, which `batch` groups"
+)
 def _(lab, s):
     data = s.experimental_make_numpy_dataset((ROWS[:4], ROWS[:4] * 2)).batch(4)
     [(x, y)] = s.distribute_dataset(data)
@@ -182,19 +208,21 @@ def _(lab, s):
     lab.equal([[0, 2], [4, 6]], lab.components(y, s))
 
 
-@behaviour("Distributing in a replica is a RuntimeError")
+@behaviour("`distribute_dataset` in a replica raises a RuntimeError")
 def _(lab, s):
     with lab.raises(RuntimeError, "distribute_dataset in cross-replica"):
         s.run(lambda: s.distribute_dataset(BATCHES))
 
 
-@behaviour("Bare arrays as a dataset are refused: they would be read row by row")
+@behaviour(
+    "`distribute_dataset` refuses an array, because each of its rows would be read as a batch"
+)
 def _(lab, s):
     with lab.raises((ValueError, TypeError), "Expected"):
         s.distribute_dataset(ROWS)
 
 
-@behaviour("A step's results may have rows or not, where a replica has no row")
+@behaviour("If a replica has no rows, its step may still return results with and without rows")
 def _(lab, s):
     [batch] = s.distribute_dataset([np.float32([5.0])])
     step = lambda x: (ops.zeros((2,)), ops.square(x), ops.size(x))  # noqa: E731
@@ -208,7 +236,7 @@ NO_ROWS = "Under `tf.distribute` this fails with an IndexError."
 
 
 @behaviour(
-    "Parts of elements that have no rows go to every replica, of `tf.data` too",
+    "Scalars in the elements of a dataset go to every replica, also with `tf.data`",
     tensorflow=NO_ROWS,
     jax=NO_ROWS,
     torch=NO_ROWS,
@@ -224,13 +252,15 @@ def _(lab, s):
     lab.equal([7.0, 7.0], lab.components(number, s))
 
 
-@behaviour("Of a dataset function's elements without rows each replica takes the next one")
+@behaviour("If a dataset function returns scalars, each replica takes the next scalar")
 def _(lab, s):
     make = lambda _: [np.float32(number) for number in range(4)]  # noqa: E731
     lab.equal([[0, 1], [2, 3]], parts(lab, s, s.distribute_datasets_from_function(make)))
 
 
-@behaviour("The batches that a dataset function gives the replicas of a step may differ in shape")
+@behaviour(
+    "With a dataset function, the batches of the replicas in one step may have different shapes"
+)
 def _(lab, s):
     make = lambda _: [np.float32([[1, 2]] * 2), np.float32([[1, 2, 3]] * 2)]  # noqa: E731
     [batch] = s.distribute_datasets_from_function(make)
@@ -244,7 +274,7 @@ ONE_PROGRAM = (
 )
 
 
-@behaviour("A compiled loop takes its batches from an iterator", jax=ONE_PROGRAM)
+@behaviour("A compiled function calls `next` of an iterator in its loop", jax=ONE_PROGRAM)
 def _(lab, s):
     total = variable_of(s, 0.0, aggregation="sum")
     batches = tf.data.Dataset.from_tensor_slices(ROWS[:8]).batch(4)
@@ -266,8 +296,11 @@ def _(lab, s):
 
 
 @behaviour(
-    "Objects that differ, one a replica, such as generators, are arguments of a run",
-    jax="kerasdist refuses this: on JAX all replicas run one program, which has only one object.",
+    "An argument of `run` may be a different object for each replica, such as a seed generator",
+    jax=(
+        "kerasdist refuses this, because on JAX all replicas run one program with one and the same"
+        " object."
+    ),
 )
 def _(lab, s):
     own = [keras.random.SeedGenerator(seed) for seed in (1, 2)]

@@ -57,7 +57,10 @@ def same(lab, s, **options):
     lab.equal(trained(kd.get_strategy(), compiled=False, **options), trained(s, **options), FLOAT32)
 
 
-@behaviour("A function without arguments, with constants, texts, None and booleans")
+@behaviour(
+    "The function of `run` may have no arguments; strings, numbers, None and booleans are passed "
+    "on unchanged"
+)
 def _(lab, s):
     lab.equal([1.0, 1.0], lab.components(s.run(lambda: ops.ones(())), s))
     seen = []
@@ -66,7 +69,7 @@ def _(lab, s):
     lab.check(seen and all(one == given for one in seen), f"{seen}")
 
 
-@behaviour("Arguments may be nested, by position and by name")
+@behaviour("Positional and keyword arguments of `run` may be nested structures")
 def _(lab, s):
     value = numbered(s, lambda i: np.float32(i + 1))
 
@@ -77,7 +80,7 @@ def _(lab, s):
     lab.equal([11.0, 22.0], lab.components(found, s))
 
 
-@behaviour("A step may be a lambda, a method, a partial, an object that can be called")
+@behaviour("A step may be a lambda, a method, a partial, or any callable object")
 def _(lab, s):
     class Step:
         def __call__(self, x):
@@ -93,7 +96,7 @@ def _(lab, s):
         lab.equal([first, first + 1.0], lab.components(s.run(step, args=(value,)), s))
 
 
-@behaviour("A step that returns nothing gives None; nests come back as nests")
+@behaviour("If a step returns nothing, `run` returns None; nested structures keep their form")
 def _(lab, s):
     lab.check(s.run(lambda: None) is None, "None")
     found = s.run(lambda: {"a": (ops.ones(()), [ops.zeros(())]), "b": None})
@@ -102,13 +105,13 @@ def _(lab, s):
     lab.check(found["b"] is None, "None in a nest")
 
 
-@behaviour("Arguments that are no tuple or list are a ValueError")
+@behaviour("`args` that are neither a tuple nor a list raise a ValueError")
 def _(lab, s):
     with lab.raises(ValueError, "tuple"):
         s.run(lambda x: x, args=ops.ones(()))
 
 
-@behaviour("What one step returns is an argument of the next")
+@behaviour("The result of one `run` can be an argument of the next `run`")
 def _(lab, s):
     value = numbered(s, lambda i: np.float32(i + 1))
     for _ in range(3):
@@ -116,7 +119,7 @@ def _(lab, s):
     lab.equal([8.0, 16.0], lab.components(value, s))
 
 
-@behaviour("Several steps in one compiled function")
+@behaviour("A compiled function may call `run` several times")
 def _(lab, s):
     v = variable_of(s, 0.0, aggregation="mean")
 
@@ -130,7 +133,7 @@ def _(lab, s):
     lab.equal(6.0, several())
 
 
-@behaviour("A compiled step that `run` calls, and `run` in a compiled step, are the same")
+@behaviour("`run` of a compiled function returns the same as a compiled function that calls `run`")
 def _(lab, s):
     value = numbered(s, lambda i: np.float32(i + 1))
     inner = kd.function(lambda x: x * 3.0)
@@ -145,19 +148,19 @@ def _(lab, s):
     lab.equal(trained(s), trained(s, compiled=False), FLOAT32)
 
 
-@behaviour("Adam, and momentum with clipping by the norm of all gradients: as on one replica")
+@behaviour("Adam, and SGD with momentum and `global_clipnorm`, train as on one replica")
 def _(lab, s):
     clipped = {"momentum": 0.9, "global_clipnorm": 0.5}
     for make in (keras.optimizers.Adam, lambda rate: keras.optimizers.SGD(rate, **clipped)):
         same(lab, s, optimizer=lambda make=make: make(0.1))
 
 
-@behaviour("A last batch with fewer rows than replicas counts by its rows")
+@behaviour("A last batch with fewer rows than replicas changes the weights as on one replica")
 def _(lab, s):
     same(lab, s, batches=[(X, Y), (X[:1], Y[:1])])
 
 
-@behaviour("A schedule of the rate advances once a step, not once a replica")
+@behaviour("A learning-rate schedule advances once per step, not once per replica")
 def _(lab, s):
     schedule = lambda: keras.optimizers.SGD(  # noqa: E731
         keras.optimizers.schedules.ExponentialDecay(0.1, 1, 0.5)
@@ -168,17 +171,17 @@ def _(lab, s):
     lab.equal(1, optimizer.iterations)
 
 
-@behaviour("Gradients that are accumulated over steps are applied as on one replica")
+@behaviour("With `gradient_accumulation_steps` a loop trains as on one replica")
 def _(lab, s):
     same(lab, s, optimizer=lambda: keras.optimizers.SGD(0.1, gradient_accumulation_steps=2))
 
 
-@behaviour("Penalties of weights, divided by the number of replicas, count once")
+@behaviour("Weight regularizers that `scale_regularization_loss` has scaled count once")
 def _(lab, s):
     same(lab, s, kernel_regularizer=keras.regularizers.L2(0.1))
 
 
-@behaviour("The losses that replicas return add up to the loss of the batch")
+@behaviour("The sum of the losses that the replicas return is the loss of the global batch")
 def _(lab, s):
     layer, optimizer = dense(s)
     [batch] = s.distribute_dataset([(X, Y)])
@@ -186,7 +189,7 @@ def _(lab, s):
     lab.equal(np.mean(np.square(X - Y)), s.reduce("SUM", losses, axis=None), FLOAT32)
 
 
-@behaviour("Weights and slots are equal on all replicas after training")
+@behaviour("After training the weights and the optimizer's variables are equal on all replicas")
 def _(lab, s):
     layer, optimizer = dense(s, lambda: keras.optimizers.Adam(0.1))
     step = training_step(layer, optimizer)
@@ -197,7 +200,7 @@ def _(lab, s):
         lab.equal(first, second)
 
 
-@behaviour("Two models and two optimizers in one step")
+@behaviour("One step may train two models with two optimizers")
 def _(lab, s):
     def kernels(strategy):
         pairs = [dense(strategy), dense(strategy, lambda: keras.optimizers.Adam(0.05))]
@@ -211,7 +214,7 @@ def _(lab, s):
         lab.equal(one, other, FLOAT32)
 
 
-@behaviour("Gradients of a part of the variables, and none for those that are not read")
+@behaviour("The gradient of a variable that the loss does not read is None")
 def _(lab, s):
     used, unused = variable_of(s, 2.0), variable_of(s, 3.0)
     found = s.run(lambda: kd.value_and_grad(lambda: used * used, [used, unused])[1])
@@ -219,7 +222,7 @@ def _(lab, s):
     lab.check(found[1] is None, f"{found[1]}")
 
 
-@behaviour("A layer that the first step builds is mirrored")
+@behaviour("The weights of a layer that the first step builds are mirrored")
 def _(lab, s):
     with s.scope():
         layer = keras.layers.Dense(1, kernel_initializer="ones")
@@ -255,7 +258,10 @@ def _(lab, s):
         lab.equal(one, other, FLOAT32)
 
 
-@behaviour("Metrics that replicas update have the result of all rows, and reset to none")
+@behaviour(
+    "The result of a metric that replicas update is that of all rows; `reset_state` resets it on "
+    "all replicas"
+)
 def _(lab, s):
     with s.scope():
         mean, accuracy = keras.metrics.Mean(), keras.metrics.BinaryAccuracy()
@@ -273,7 +279,9 @@ def _(lab, s):
     lab.equal(0.0, mean.result())
 
 
-@behaviour("`optimizer.apply` in the function of a merge call, of reduced gradients")
+@behaviour(
+    "In the function of a `merge_call`, `optimizer.apply` takes gradients that are already reduced"
+)
 def _(lab, s):
     layer, optimizer = dense(s)
 
@@ -288,7 +296,7 @@ def _(lab, s):
     lab.equal([[[1.0 - 0.1 * 3.0]]] * 2, lab.components(layer.kernel, s), FLOAT32)
 
 
-@behaviour("Evaluation in a loop: counts are summed over the replicas")
+@behaviour("In an evaluation loop `reduce` sums the counts of the replicas")
 def _(lab, s):
     step = lambda batch: ops.sum(ops.cast(batch[0] > 1.5, "int32"))  # noqa: E731
     total = sum(
@@ -298,7 +306,7 @@ def _(lab, s):
     lab.equal(5, total)
 
 
-@behaviour("A user's error comes out of `run` as it is, and the strategy goes on")
+@behaviour("`run` raises a user's exception unchanged, and the strategy can still be used")
 def _(lab, s):
     def step():
         raise ZeroDivisionError("own words")
@@ -309,14 +317,17 @@ def _(lab, s):
     lab.still_usable(s)
 
 
-@behaviour("What a run returns by name are keyword arguments of the next")
+@behaviour("A dict that one `run` returns can be the `kwargs` of the next `run`")
 def _(lab, s):
     number = s.run(lambda: kd.get_replica_context().replica_id_in_sync_group + 1)
     named = s.run(lambda x: {"a": x * 2, "b": x * x}, args=(number,))
     lab.equal([6, 14], lab.components(s.run(lambda b, a: a + 2 * b + 2, kwargs=named), s))
 
 
-@behaviour("A metric is a function that `run` may call; numbers in lists are each replica's rows")
+@behaviour(
+    "`run` may call a metric as its function; each replica gets the whole of a list of numbers in "
+    "`args`"
+)
 def _(lab, s):
     with s.scope():
         metrics = keras.metrics.Precision(), keras.metrics.Recall(), keras.metrics.Mean()
@@ -330,12 +341,13 @@ def _(lab, s):
 
 OWN_ROWS = (
     "In a replica Keras 2's metrics return the result of all replicas; Keras 3's metrics return "
-    "that of the replica's own rows."
+    "the result of the replica's own rows."
 )
 
 
 @behaviour(
-    "A metric's result in a replica is that of its rows; outside that of all",
+    "`metric.result()` in a replica is the result of the replica's own rows; outside of replicas "
+    "it is the result of all rows",
     tensorflow=OWN_ROWS,
     jax=OWN_ROWS,
     torch=OWN_ROWS,
@@ -352,7 +364,7 @@ def _(lab, s):
     lab.equal([[1.0, 2.0], 3.0], [lab.components(found, s), lab.numpy(metric.result())])
 
 
-@behaviour("A metric made outside of the scope is updated in it, and by replicas")
+@behaviour("A metric made outside of the scope can be updated in the scope and by replicas")
 def _(lab, s):
     metric = keras.metrics.Mean()
     with s.scope():
@@ -364,7 +376,7 @@ def _(lab, s):
     lab.equal(345.0 / 12, metric.result(), FLOAT32)
 
 
-@behaviour("Variables among the arguments of a run are those variables in it")
+@behaviour("If variables are among the arguments of `run`, the step gets the same objects")
 def _(lab, s):
     layer, optimizer = dense(s)
     x = np.float32([[1.0]])
@@ -383,7 +395,7 @@ OUTSIDE = "kerasdist updates all copies; Keras 2's optimizers raise a RuntimeErr
 
 
 @behaviour(
-    "`optimizer.apply` in cross-replica context; without variables it does nothing",
+    "`optimizer.apply` in cross-replica context; in a replica, without variables, it does nothing",
     tensorflow=OUTSIDE,
     jax=OUTSIDE,
     torch=OUTSIDE,
@@ -397,7 +409,7 @@ def _(lab, s):
     lab.equal([[[0.9]]] * 2, lab.components(layer.kernel, s), FLOAT32)
 
 
-@behaviour("Adam takes the sum of gradients that differ, whatever the variable's aggregation")
+@behaviour("Adam uses the sum of the replicas' gradients, whatever aggregation the variable has")
 def _(lab, s):
     for aggregation in ("none", "sum"):
         with s.scope():
@@ -414,7 +426,10 @@ def _(lab, s):
             lab.equal(expected, [float(one) for one in found], FLOAT32)
 
 
-@behaviour("`training` reaches inner layers; in a replica a call's added losses are its own, once")
+@behaviour(
+    "`training` is passed on to inner layers; `model.losses` in a replica has the losses of this "
+    "replica's last call"
+)
 def _(lab, s):
     class Inner(keras.layers.Layer):
         def call(self, x, training=None):

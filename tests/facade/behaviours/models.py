@@ -66,17 +66,19 @@ def same(lab, s, *names):
         lab.equal(lab.numpy(expected[name]), lab.numpy(ours[name]), FLOAT32)
 
 
-@behaviour("`fit` has the history of one device")
+@behaviour("`fit` returns the same history as on one device")
 def _(lab, s):
     same(lab, s, "fit")
 
 
-@behaviour("`fit` goes on where the last call ended")
+@behaviour("A second call of `fit` continues where the first call ended")
 def _(lab, s):
     same(lab, s, "again")
 
 
-@behaviour("After training the weights are those of one device, and all copies are equal")
+@behaviour(
+    "After training the weights are the same as on one device, and all copies of a weight are equal"
+)
 def _(lab, s):
     _, (plain, ours) = found(s)
     for one, variable in zip(plain.variables, ours.variables, strict=True):
@@ -86,22 +88,24 @@ def _(lab, s):
         lab.equal(first, second)
 
 
-@behaviour("Validation data, a validation split and initial epochs")
+@behaviour("`fit` with `validation_data`, `validation_split` and `initial_epoch`")
 def _(lab, s):
     same(lab, s, "validation", "split")
 
 
-@behaviour("Weights of samples and of classes")
+@behaviour("`fit` with `sample_weight` and `class_weight`")
 def _(lab, s):
     same(lab, s, "weights", "classes")
 
 
-@behaviour("`evaluate` and `predict` of a number of rows that the replicas do not divide")
+@behaviour(
+    "`evaluate` and `predict` take a number of rows that the number of replicas does not divide"
+)
 def _(lab, s):
     same(lab, s, "evaluate", "predict")
 
 
-@behaviour("`predict` of fewer rows than replicas, and its rows in order")
+@behaviour("`predict` takes fewer rows than replicas, and returns rows in the order of its input")
 def _(lab, s):
     same(lab, s, "whole", "few")
     (_, ours), _ = found(s)
@@ -114,14 +118,14 @@ def _(lab, s):
     same(lab, s, "on batch")
 
 
-@behaviour("Metrics that are means, counts and curves are those of all rows")
+@behaviour("Metrics that are means, counts or curves are computed from the rows of all replicas")
 def _(lab, s):
     (expected, ours), _ = found(s)
     for name in ("accuracy", "curve", "missed"):
         lab.equal(expected["evaluate"][name], ours["evaluate"][name], FLOAT32)
 
 
-@behaviour("Metrics begin anew in each epoch")
+@behaviour("Metrics are reset at the start of each epoch")
 def _(lab, s):
     (_, ours), _ = found(s)
     lab.check(
@@ -129,7 +133,7 @@ def _(lab, s):
     )
 
 
-@behaviour("`fit` in the scope and out of it are the same")
+@behaviour("`fit` returns the same inside and outside of the scope")
 def _(lab, s):
     def act(m):
         with s.scope():
@@ -139,7 +143,7 @@ def _(lab, s):
 
 
 @behaviour(
-    "Several steps in an execution",
+    "`steps_per_execution` above 1",
     torch="Plain Keras refuses this on PyTorch; under a strategy the steps are taken one by one.",
 )
 def _(lab, s):
@@ -153,7 +157,7 @@ def _(lab, s):
     lab.equal(expected, fit(batch_size=5)(model(s, run_eagerly=True))["loss"], FLOAT32)
 
 
-@behaviour("A distributed dataset in `fit` is the dataset itself")
+@behaviour("`fit` with a distributed dataset trains as with the dataset itself")
 def _(lab, s):
     batches = [(X[:4], Y[:4]), (X[4:], Y[4:])]
     expected, ours = model(kd.get_strategy()), model(s)
@@ -162,7 +166,7 @@ def _(lab, s):
     lab.equal(one, other, FLOAT32)
 
 
-@behaviour("Callbacks see the epochs and set the rate")
+@behaviour("Callbacks get the logs of each epoch, and can set the learning rate")
 def _(lab, s):
     ours, seen = model(s), []
     halve = keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.5)
@@ -172,7 +176,7 @@ def _(lab, s):
     lab.equal([["learning_rate", "loss"]] * 2, seen)
 
 
-@behaviour("A file that was saved under a strategy loads outside, and the other way round")
+@behaviour("A model that was saved under a strategy can be loaded inside and outside of a scope")
 def _(lab, s):
     ours = model(s)
     fit(batch_size=5)(ours)
@@ -189,7 +193,10 @@ def _(lab, s):
     lab.equal(fit(batch_size=4)(ours)["loss"], fit(batch_size=4)(inside)["loss"], FLOAT32)
 
 
-@behaviour("Weights of a file go into every copy, under another number of replicas too")
+@behaviour(
+    "`load_weights` sets every copy of a weight, also if the number of replicas differs from that "
+    "of the saved model"
+)
 def _(lab, s):
     ours, three = model(s, seed=1), lab.strategy(3)
     other = model(three, seed=2)
@@ -201,7 +208,7 @@ def _(lab, s):
         lab.equal([lab.numpy(one)] * 3, lab.components(two, three))
 
 
-@behaviour("`get_weights` and `set_weights` read and write all copies")
+@behaviour("`set_weights` sets every copy of a weight")
 def _(lab, s):
     ours = model(s)
     ours.set_weights([np.ones_like(one) for one in ours.get_weights()])
@@ -210,7 +217,7 @@ def _(lab, s):
             lab.equal(np.ones_like(part), part)
 
 
-@behaviour("The state of an optimizer is saved with the model")
+@behaviour("`model.save` also saves the state of the optimizer")
 def _(lab, s):
     ours = model(s, optimizer="adam")
     fit(batch_size=5)(ours)
@@ -223,7 +230,7 @@ def _(lab, s):
         lab.equal(one, other)
 
 
-@behaviour("A model that is copied from its configuration in the scope trains alike")
+@behaviour("A model that `clone_model` copies in the scope trains like the original")
 def _(lab, s):
     ours = model(s)
     with s.scope():
@@ -233,14 +240,19 @@ def _(lab, s):
     lab.equal(fit(batch_size=4)(ours)["loss"], fit(batch_size=4)(copy)["loss"], FLOAT32)
 
 
-@behaviour("A stateless draw with a number as its seed is the same in all replicas")
+@behaviour(
+    "A random operation with an integer as its seed returns the same numbers in all replicas"
+)
 def _(lab, s):
     found = lab.components(s.run(lambda: keras.random.normal((3,), seed=5)), s)
     lab.equal(found[0], found[1])
     lab.equal(lab.numpy(keras.random.normal((3,), seed=5)), found[0])
 
 
-@behaviour("A generator that is made in a scope draws other numbers in each replica, reproducibly")
+@behaviour(
+    "A `SeedGenerator` made in a scope draws different numbers in each replica, and the same "
+    "numbers if the code runs again"
+)
 def _(lab, s):
     def draws():
         with s.scope():
@@ -254,7 +266,10 @@ def _(lab, s):
     lab.equal(4, len(set(numbers)))
 
 
-@behaviour("The state of a generator is a variable: what is put back draws the same again")
+@behaviour(
+    "The state of a `SeedGenerator` is a variable; if an earlier state is assigned, the same "
+    "numbers are drawn again"
+)
 def _(lab, s):
     with s.scope():
         generator = keras.random.SeedGenerator(7)
@@ -265,7 +280,9 @@ def _(lab, s):
     lab.equal(first, lab.components(s.run(step), s))
 
 
-@behaviour("A generator draws in cross-replica context what it draws outside")
+@behaviour(
+    "A `SeedGenerator` draws the same numbers in cross-replica context as outside of every scope"
+)
 def _(lab, s):
     plain = keras.random.SeedGenerator(7)
     with s.scope():
@@ -274,7 +291,7 @@ def _(lab, s):
     lab.equal(lab.numpy(keras.random.normal((3,), seed=plain)), found)
 
 
-@behaviour("Dropout in replicas drops other units in each")
+@behaviour("Dropout drops different units in each replica")
 def _(lab, s):
     with s.scope():
         dropout = keras.layers.Dropout(0.5, seed=3)
@@ -283,7 +300,10 @@ def _(lab, s):
     lab.check(not np.array_equal(first, second), "other masks")
 
 
-@behaviour("A model's code sees the model's strategy while `fit`, `evaluate`, `predict` run it")
+@behaviour(
+    "While `fit`, `evaluate` or `predict` run a model's code, `get_strategy` returns the model's "
+    "strategy"
+)
 def _(lab, s):
     seen = []
 
@@ -303,7 +323,7 @@ def _(lab, s):
     lab.check(seen and all(map(all, seen)), f"{seen}")
 
 
-@behaviour("A model that is trained outside of every strategy is plain Keras's")
+@behaviour("A model made and trained outside of every scope is a plain Keras model")
 def _(lab, s):
     plain = model(kd.get_strategy())
     lab.check(type(plain) is keras.Sequential, "its own class")
@@ -321,7 +341,10 @@ def different(lab, s, runs):
     return len({float(x) for run in runs for part in lab.components(run(), s) for x in part})
 
 
-@behaviour("A generator from outside of the scope, and one as a compiled function's argument")
+@behaviour(
+    "A `SeedGenerator` made outside of the scope, or passed to a compiled function, draws "
+    "different numbers in each replica and step"
+)
 def _(lab, s):
     outside, compiled = keras.random.SeedGenerator(7), kd.function(lambda one: draws(one)())
     with s.scope():
@@ -331,7 +354,10 @@ def _(lab, s):
     lab.equal(8, different(lab, s, [lambda: s.run(lambda: compiled(inside))] * 2))
 
 
-@behaviour("Draws in cross-replica context advance every replica's copy of the generator")
+@behaviour(
+    "Random operations in cross-replica context advance the state of the `SeedGenerator` on every "
+    "replica"
+)
 def _(lab, s):
     with s.scope():
         generator = keras.random.SeedGenerator(3)
@@ -342,7 +368,10 @@ def _(lab, s):
     lab.equal([3, 2], [int(one) for one in first])
 
 
-@behaviour("With a generator's state, replicas of another number draw what the first of them did")
+@behaviour(
+    "If the state of a `SeedGenerator` is assigned under a strategy with more replicas, the first "
+    "replicas draw the same numbers"
+)
 def _(lab, s):
     three, generators = lab.strategy(3), []
     for strategy, seed in ((s, 1), (three, 10)):
@@ -359,7 +388,8 @@ ADOPTED = "The model takes these objects into its strategy; Keras 2 raises a Val
 
 
 @behaviour(
-    "Layers, metrics and optimizers made outside of the scope, compiled outside of it",
+    "A model made in the scope has layers, metrics and an optimizer made outside of the scope, and"
+    " is compiled outside of the scope",
     tensorflow=ADOPTED,
     jax=ADOPTED,
     torch=ADOPTED,
@@ -373,13 +403,13 @@ def _(lab, s):
         lab.equal(first, second)
 
 
-@behaviour("Distributed datasets in `fit`: so many steps an epoch, and for validation")
+@behaviour("`fit` with distributed datasets takes `steps_per_epoch` and `validation_steps`")
 def _(lab, s):
     for _, _, seen in by_steps(s):
         lab.equal(["train", "train", "test", "epoch"] * 2, seen)
 
 
-@behaviour("Validation in `fit` is `evaluate` after the epoch")
+@behaviour("The validation loss of `fit` is the loss that `evaluate` returns after the epoch")
 def _(lab, s):
     _, (history, trained, _) = by_steps(s)
     loss = trained.evaluate(X[:5], Y[:5], verbose=0, return_dict=True)["loss"]

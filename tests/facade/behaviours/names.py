@@ -17,7 +17,10 @@ def totals(lab, s, iterator, count):
     return [lab.components(one, s) for one in found]
 
 
-@behaviour("`make_dataset_iterator`: an iterator to `initialize`, of which a run takes the next")
+@behaviour(
+    "`make_dataset_iterator` returns an iterator with `initialize`, and `experimental_run` takes "
+    "its next batch"
+)
 def _(lab, s):
     iterator = s.make_dataset_iterator([ROWS[:4], ROWS[4:]])
     for _ in range(2):
@@ -28,7 +31,9 @@ def _(lab, s):
     lab.equal([7.0, 7.0], lab.components(s.experimental_run(lambda: ops.ones(()) * 7), s))
 
 
-@behaviour("`make_input_fn_iterator`: each replica takes the next batch of its worker's pipeline")
+@behaviour(
+    "With `make_input_fn_iterator` each replica takes the next batch of its worker's pipeline"
+)
 def _(lab, s):
     def input_fn(context):
         size = context.get_per_replica_batch_size(4)
@@ -43,7 +48,7 @@ def _(lab, s):
     lab.equal([[0], [1]], lab.components(each.get_next(), s))
 
 
-@behaviour("`unwrap` gives the components, `group` waits for them, `reduce` needs no axis")
+@behaviour("`unwrap` returns the components, `group` returns None, and `reduce` needs no axis")
 def _(lab, s):
     value = numbered(s, lambda i: np.float32(i + 1))
     lab.equal([1.0, 2.0], [float(one) for one in lab.numpy(list(s.unwrap(value)))])
@@ -55,7 +60,10 @@ def _(lab, s):
         s.distribute_dataset(lambda: [ROWS])
 
 
-@behaviour("What 2018's strategies had themselves: devices, variables' values, facts")
+@behaviour(
+    "Strategies have the methods and attributes of 2018: `read_var`, `broadcast`, "
+    "`worker_devices`, `should_init` and others"
+)
 def _(lab, s):
     variable = variable_of(s, 2.0)
     with s.scope(), s.colocate_vars_with(variable):
@@ -70,7 +78,9 @@ def _(lab, s):
     lab.equal((False, False), (s.between_graph, s.require_static_shapes))
 
 
-@behaviour("A tower is a replica: contexts by their names of 2018")
+@behaviour(
+    "The names of 2018 call a replica a tower: `get_tower_context`, `tower_id`, `num_towers`"
+)
 def _(lab, s):
     def step():
         here = kd.get_tower_context()
@@ -85,7 +95,10 @@ def _(lab, s):
         lab.check(kd.get_distribution_strategy() is s, "it")
 
 
-@behaviour("`extended.update_non_slot` assigns to all copies, with values that are equal on them")
+@behaviour(
+    "`extended.update_non_slot` updates all copies, and takes only arguments that are equal on all"
+    " devices"
+)
 def _(lab, s):
     counter = variable_of(s, 1.0)
     with s.scope():
@@ -105,7 +118,10 @@ def _(lab, s):
         s.run(lambda: s.extended.update_non_slot(devices, lambda: 1.0))
 
 
-@behaviour("`experimental_between_graph`: workers of one job; `should_init`: all do")
+@behaviour(
+    "`extended.experimental_between_graph` is False, and `extended.experimental_should_init` is "
+    "True"
+)
 def _(lab, s):
     lab.equal((False, True), (s.extended.experimental_between_graph,
                               s.extended.experimental_should_init))  # fmt: skip
@@ -115,12 +131,15 @@ def _(lab, s):
         s.experimental_make_numpy_dataset(ROWS, session=1)
 
 
-@behaviour("`get_loss_reduction` is the sum: gradients of replicas are added")
+@behaviour("`get_loss_reduction` returns `SUM`, because the gradients of the replicas are added")
 def _(lab, s):
     lab.check(kd.get_loss_reduction() is kd.ReduceOp.SUM, "SUM")
 
 
-@behaviour("`num_gpus` names that many GPUs; 0 the CPU. What is done in any case is accepted")
+@behaviour(
+    "`num_gpus=N` means N GPUs, and `num_gpus=0` the CPU; arguments that ask for what kerasdist "
+    "does anyway are accepted"
+)
 def _(lab, s):
     with lab.raises(ValueError, "Expected a GPU.*Received: devices=.*'gpu:0', 'gpu:1'"):
         kd.MirroredStrategy(num_gpus=2)
@@ -132,7 +151,10 @@ def _(lab, s):
         kd.MirroredStrategy(["cpu:0"], num_gpus=1)
 
 
-@behaviour("Arguments that ask for what there is not are refused, with what to write instead")
+@behaviour(
+    "Arguments that ask for a feature that kerasdist lacks raise an error, which says what to "
+    "write instead"
+)
 def _(lab, s):
     for given, advice in (
         ({"cross_tower_ops": "nccl"}, "the backend chooses the collectives"),
@@ -150,7 +172,10 @@ def _(lab, s):
         kd.experimental.MultiWorkerMirroredStrategy(kd.experimental.CollectiveCommunication.RING)
 
 
-@behaviour("A refused name is not there (`hasattr`), and its error says what to write instead")
+@behaviour(
+    "For a name that kerasdist refuses, `hasattr` returns False, and the AttributeError says what "
+    "to write instead"
+)
 def _(lab, s):
     objects = {
         "kerasdist": kd,

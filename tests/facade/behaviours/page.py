@@ -14,10 +14,11 @@ HEAD = """# The behaviours of tf.distribute
 <!-- Written by `python -m tests.facade.behaviours`. Do not edit. -->
 
 This page lists the behaviours that the public tests of `tf.distribute` and of Keras 2's \
-distribution check. The words and the checks are our own. "yes" means that kerasdist behaves like \
-`tf.distribute`. A **number** means that kerasdist behaves differently; a note below the table \
-explains the difference. Each row is tested on every backend with "yes" or a number, with two \
-replicas in one process (`tests/facade/`). [What works](support.md) lists the tests that compare \
+distribution check. The sentences and the checks are written anew for kerasdist. "yes" means that \
+kerasdist behaves like `tf.distribute`. A **number** means that kerasdist behaves differently; a \
+note below the table explains the difference. "no meaning" means that the row does not apply to \
+the backend. Each row is tested on every backend with "yes" or a number, with two replicas in one \
+process (`tests/facade/`). [What works](support.md) lists the tests that compare \
 training with one device.
 """
 MORE = """## With larger cases

@@ -28,7 +28,10 @@ def each(s, step, *args):
         yield run(step, args=args)
 
 
-@behaviour("A sum and a mean over the replicas, in the scope or out of it, compiled or not")
+@behaviour(
+    "`reduce` returns the sum or the mean over the replicas, inside and outside of the scope, "
+    "compiled or not"
+)
 def _(lab, s):
     value = counting(s)
     for call in (s.reduce, kd.function(s.reduce)):
@@ -37,7 +40,7 @@ def _(lab, s):
             lab.equal(1.5, call("MEAN", value, None))
 
 
-@behaviour("A reduction is named in any case, or is a `ReduceOp`")
+@behaviour("`reduce` takes a `ReduceOp`, or the name of one in upper or lower case")
 def _(lab, s):
     for op in ("sum", "SUM", "Sum", kd.ReduceOp.SUM):
         lab.equal(3.0, s.reduce(op, counting(s), axis=None))
@@ -45,14 +48,17 @@ def _(lab, s):
         lab.equal(1.5, s.reduce(op, counting(s), axis=None))
 
 
-@behaviour("A tensor, and a number, counts as every replica's component")
+@behaviour("`reduce` treats a tensor or a number as a value that every replica has")
 def _(lab, s):
     for value in (ops.convert_to_tensor(4.0), 4.0, np.float32(4.0)):
         lab.equal(8.0, s.reduce("SUM", value, axis=None))
         lab.equal(4.0, s.reduce("MEAN", value, axis=None))
 
 
-@behaviour("Along an axis all elements count, from either end, and along several")
+@behaviour(
+    "`reduce` with an axis also reduces along this axis; the axis may be negative, and there may "
+    "be several"
+)
 def _(lab, s):
     lab.equal(2.0, s.reduce("SUM", vectors(s), axis=0))
     lab.equal(0.5, s.reduce("MEAN", vectors(s), axis=-1))
@@ -62,13 +68,16 @@ def _(lab, s):
     lab.equal(0.5, s.reduce("MEAN", value, axis=[0, 1]))
 
 
-@behaviour("Components that differ in size along the axis: the mean is over all elements")
+@behaviour(
+    "If the values of the replicas have different sizes along the axis, `MEAN` is the mean over "
+    "all elements"
+)
 def _(lab, s):
     lab.equal([2.0] * 3, s.reduce("SUM", ragged(s), axis=0))
     lab.equal(np.full(3, 2 / 3, "float32"), s.reduce("MEAN", ragged(s), axis=0))
 
 
-@behaviour("Nested structures are reduced leaf by leaf")
+@behaviour("`reduce` of a nested structure reduces each tensor in it")
 def _(lab, s):
     value = numbered(s, lambda i: {"a": np.float32(i), "b": [np.float32(2 * i)]})
     found = s.reduce("SUM", value, axis=None)
@@ -76,13 +85,13 @@ def _(lab, s):
     lab.equal(2.0, found["b"][0])
 
 
-@behaviour("Integers keep their type in a sum")
+@behaviour("The sum of integers has the type of these integers")
 def _(lab, s):
     found = s.reduce("SUM", numbered(s, lambda i: np.int32(i + 1)), axis=None)
     lab.equal(np.int32(3), found)
 
 
-@behaviour("What `run` returns can be reduced, and what is reduced given to `run`")
+@behaviour("`reduce` takes what `run` returns, and `run` takes what `reduce` returns")
 def _(lab, s):
     squares = s.run(lambda x: x * x, args=(counting(s),))
     total = s.reduce("SUM", squares, axis=None)
@@ -90,14 +99,14 @@ def _(lab, s):
     lab.equal([6.0, 7.0], lab.components(s.run(lambda x, y: x + y, args=(total, counting(s))), s))
 
 
-@behaviour("A mirrored variable counts once for each replica in a sum")
+@behaviour("The sum of a mirrored variable adds its value once for each replica")
 def _(lab, s):
     variable = variable_of(s, 3.0)
     lab.equal(6.0, s.reduce("SUM", variable, axis=None))
     lab.equal(3.0, s.reduce("MEAN", variable, axis=None))
 
 
-@behaviour("`extended.reduce_to` and `batch_reduce_to` of a tensor count it for each replica")
+@behaviour("`extended.reduce_to` and `extended.batch_reduce_to` add a tensor once for each replica")
 def _(lab, s):
     one = ops.ones(())
     with s.scope():
@@ -107,14 +116,14 @@ def _(lab, s):
         lab.equal(2.0, lab.components(value, s)[0])
 
 
-@behaviour("What was reduced to a destination is every replica's in `run`")
+@behaviour("Every replica in `run` can read the result of an earlier `extended.reduce_to`")
 def _(lab, s):
     with s.scope():
         total = s.extended.reduce_to("SUM", counting(s), "cpu:0")
     lab.equal([4.0, 5.0], lab.components(s.run(lambda x, y: x + y, args=(total, counting(s))), s))
 
 
-@behaviour("A gather puts components one after another, along any axis")
+@behaviour("`gather` concatenates the values of the replicas along any axis")
 def _(lab, s):
     lab.equal([0, 0, 1, 1], s.gather(vectors(s), axis=0))
     value = numbered(s, lambda i: np.full((1, 2), i, "float32"))
@@ -123,21 +132,28 @@ def _(lab, s):
     lab.equal([[0, 0, 1, 1]], s.gather(value, axis=-1))
 
 
-@behaviour("A gather of components of other sizes along the axis; along another an error")
+@behaviour(
+    "`gather` takes values of different sizes along its axis; different sizes along another axis "
+    "raise an error"
+)
 def _(lab, s):
     lab.equal([[0] * 3, [1] * 3, [1] * 3], s.gather(ragged(s), axis=0))
     with lab.raises(ValueError, "shape"):
         s.gather(ragged(s), axis=1)
 
 
-@behaviour("A gather of a tensor repeats it for each replica; of a scalar it is an error")
+@behaviour(
+    "`gather` of a tensor repeats the tensor for each replica; `gather` of scalars raises an error"
+)
 def _(lab, s):
     lab.equal([1, 2, 1, 2], s.gather(ops.convert_to_tensor([1, 2]), axis=0))
     with lab.raises(ValueError, "axis"):
         s.gather(counting(s), axis=0)
 
 
-@behaviour("A gather of nests, of more dimensions, of booleans, of components without rows")
+@behaviour(
+    "`gather` takes nested structures, several dimensions, booleans, and values without rows"
+)
 def _(lab, s):
     value = numbered(s, lambda i: {"a": np.full((i, 2, 2), i, "float32"), "b": np.array([i == 1])})
     found = s.gather(value, axis=0)
@@ -145,12 +161,12 @@ def _(lab, s):
     lab.equal(np.array([False, True]), found["b"])
 
 
-@behaviour("A gather in a compiled function")
+@behaviour("`gather` works in a compiled function")
 def _(lab, s):
     lab.equal([0, 0, 1, 1], kd.function(lambda v: s.gather(v, axis=0))(vectors(s)))
 
 
-@behaviour("A gather in a merge call")
+@behaviour("`gather` works in the function of a `merge_call`")
 def _(lab, s):
     def step(x):
         merge = lambda given, x: given.gather(x, axis=0)  # noqa: E731
@@ -160,7 +176,9 @@ def _(lab, s):
         lab.equal([[0, 0, 1, 1]] * 2, lab.components(found, s))
 
 
-@behaviour("In a replica: all-reduce by sum and by mean, compiled or not")
+@behaviour(
+    "In a replica, `all_reduce` returns the sum or the mean over the replicas, compiled or not"
+)
 def _(lab, s):
     for op, total in (("SUM", 3.0), ("MEAN", 1.5)):
         step = lambda x, op=op: kd.get_replica_context().all_reduce(op, x)  # noqa: E731
@@ -168,7 +186,7 @@ def _(lab, s):
             lab.equal([total] * 2, lab.components(found, s))
 
 
-@behaviour("An all-reduce of numbers, of tuples and of dicts keeps their form")
+@behaviour("`all_reduce` of a number, a tuple or a dict returns the same structure")
 def _(lab, s):
     def step():
         here = kd.get_replica_context()
@@ -181,7 +199,7 @@ def _(lab, s):
     lab.equal([5.0, 5.0], lab.components(found["c"], s))
 
 
-@behaviour("All-reduces one after another use what the ones before gave")
+@behaviour("An `all_reduce` can use the result of the `all_reduce` before it")
 def _(lab, s):
     def step(x):
         here = kd.get_replica_context()
@@ -191,7 +209,7 @@ def _(lab, s):
         lab.equal([9.0, 9.0], lab.components(found, s))
 
 
-@behaviour("An all-gather in a replica is what a gather is outside")
+@behaviour("`all_gather` in a replica returns what `gather` returns outside of replicas")
 def _(lab, s):
     step = lambda x: kd.get_replica_context().all_gather(x, axis=0)  # noqa: E731
     for value in (vectors(s), ragged(s)):
@@ -200,7 +218,7 @@ def _(lab, s):
                 lab.equal(lab.numpy(s.gather(value, axis=0)), part)
 
 
-@behaviour("The gradient of an all-sum is an all-sum")
+@behaviour("The gradient of an `all_reduce` by sum is again an `all_reduce` by sum")
 def _(lab, s):
     variable = variable_of(s, 2.0)
 
@@ -212,7 +230,9 @@ def _(lab, s):
         lab.equal([2.0, 4.0], lab.components(found, s))
 
 
-@behaviour("Options of a communication change how, not what; anything else is a TypeError")
+@behaviour(
+    "`CommunicationOptions` do not change the result; an object of another type raises a TypeError"
+)
 def _(lab, s):
     options = kd.CommunicationOptions(bytes_per_pack=8, timeout_seconds=60.0)
     step = lambda x: kd.get_replica_context().all_reduce("SUM", x, options)  # noqa: E731
@@ -221,7 +241,9 @@ def _(lab, s):
         s.extended.reduce_to("SUM", counting(s), "cpu:0", "fast")
 
 
-@behaviour("`reduce` and `gather` in a replica are RuntimeErrors that name the collective")
+@behaviour(
+    "`reduce` and `gather` in a replica raise a RuntimeError that names the method to call instead"
+)
 def _(lab, s):
     for call, instead in ((s.reduce, "all_reduce"), (s.gather, "all_gather")):
         arguments = ("SUM", 1.0, None) if call == s.reduce else (1.0, 0)
@@ -229,7 +251,7 @@ def _(lab, s):
             s.run(lambda call=call, arguments=arguments: call(*arguments))
 
 
-@behaviour("float16 and bfloat16 are reduced in their type")
+@behaviour("The sum of float16 or bfloat16 values has the same type as the values")
 def _(lab, s):
     for dtype in ("float16", "bfloat16"):
 
@@ -241,7 +263,10 @@ def _(lab, s):
         lab.equal(3.0, ops.cast(found, "float32"))
 
 
-@behaviour("`experimental_local_results`: the components; of a tensor the tensor; of nests columns")
+@behaviour(
+    "`experimental_local_results` returns a tuple with one value per replica, or with the tensor "
+    "if its argument is a tensor"
+)
 def _(lab, s):
     lab.equal((1.0, 2.0), tuple(float(one) for one in lab.components(counting(s), s)))
     lab.equal(1, len(s.local_results(ops.ones(()))))
@@ -251,8 +276,11 @@ def _(lab, s):
 
 
 @behaviour(
-    "A gather of components that differ in their number of axes is an error",
-    jax="The error comes when the value is made, because on JAX all replicas run one program.",
+    "`gather` of values with different numbers of axes raises an error",
+    jax=(
+        "The error is raised earlier, when the distributed value is made, because on JAX all "
+        "replicas run one program."
+    ),
 )
 def _(lab, s):
     with lab.raises(kd.errors.KerasdistError, "Expected (tensors|arrays|all replicas)"):
@@ -264,7 +292,10 @@ def _(lab, s):
         lab.still_usable(s)
 
 
-@behaviour("A variable is summed and gathered in replicas as the value that each reads")
+@behaviour(
+    "In a replica, `all_reduce` and `all_gather` of a variable use the value that this replica "
+    "reads"
+)
 def _(lab, s):
     own = variable_of(s, 2.0, synchronization="on_read", aggregation="sum", trainable=False)
     mirrored = variable_of(s, 2.0, aggregation="mean")
@@ -279,7 +310,10 @@ def _(lab, s):
         lab.equal([[4.0, 4.0], [4.0, 4.0], [[2.0, 2.0]] * 2], found)
 
 
-@behaviour("The gradient of a gather is a replica's part of it, of each tensor of a nest")
+@behaviour(
+    "The gradient of an `all_gather` is the replica's rows of the summed gradient, for each tensor"
+    " of a nested structure"
+)
 def _(lab, s):
     variable = variable_of(s, [[3.0], [5.0]])
 

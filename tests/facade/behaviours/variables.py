@@ -44,7 +44,9 @@ def _(lab, s):
     lab.equal(first, second)
 
 
-@behaviour("Shape, type, name, path and `trainable` are those that were asked for")
+@behaviour(
+    "A variable has the shape, type, name and `trainable` of the arguments with which it was made"
+)
 def _(lab, s):
     variable = variable_of(s, np.ones((2, 3)), dtype="float32", trainable=False, name="kept")
     lab.equal(((2, 3), "float32", "kept", False), (
@@ -52,7 +54,7 @@ def _(lab, s):
     ))  # fmt: skip
 
 
-@behaviour("Weights of a layer have the names of a layer made outside")
+@behaviour("The weights of a layer have the same paths inside and outside of a scope")
 def _(lab, s):
     def paths():
         keras.backend.clear_session()
@@ -65,7 +67,7 @@ def _(lab, s):
         lab.equal(outside, paths())
 
 
-@behaviour("Operators and functions read a variable, in replicas and out of them")
+@behaviour("Operators and `keras.ops` functions read a variable, inside and outside of replicas")
 def _(lab, s):
     v = variable_of(s, 2.0)
 
@@ -80,7 +82,7 @@ def _(lab, s):
     lab.equal([expected] * 2, lab.components(s.run(results), s))
 
 
-@behaviour("Comparisons, products of matrices and indexing read a variable")
+@behaviour("Comparisons, matrix products and indexing read a variable")
 def _(lab, s):
     v = variable_of(s, [[1.0, 2.0], [3.0, 4.0]])
 
@@ -91,7 +93,7 @@ def _(lab, s):
     lab.equal([3.0, 3.0], lab.components(s.run(results)[2], s))
 
 
-@behaviour("NumPy, `float` and `ops.convert_to_numpy` read a variable")
+@behaviour("`numpy()`, `float` and `ops.convert_to_numpy` read a variable")
 def _(lab, s):
     v = variable_of(s, 2.5)
     lab.equal(2.5, np.asarray(v.numpy()))
@@ -99,7 +101,9 @@ def _(lab, s):
     lab.equal(2.5, ops.convert_to_numpy(v))
 
 
-@behaviour("What cross-replica code assigns, adds and subtracts, every copy has")
+@behaviour(
+    "`assign`, `assign_add` and `assign_sub` outside of replicas change every copy of a variable"
+)
 def _(lab, s):
     for in_scope in (True, False):
         v = variable_of(s, 1.0)
@@ -117,7 +121,9 @@ def _(lab, s):
         lab.equal([6.0, 6.0], lab.components(v, s))
 
 
-@behaviour("A compiled function assigns in cross-replica context, and reads what it assigned")
+@behaviour(
+    "A compiled function outside of replicas can assign to a variable, and then reads the new value"
+)
 def _(lab, s):
     v = variable_of(s, 1.0)
 
@@ -130,7 +136,9 @@ def _(lab, s):
     lab.equal([8.0, 8.0], lab.components(v, s))
 
 
-@behaviour("A value of another shape is a ValueError, and the variable keeps its own")
+@behaviour(
+    "Assigning a value of another shape raises a ValueError, and does not change the variable"
+)
 def _(lab, s):
     v = variable_of(s, [1.0, 2.0])
     with lab.raises(ValueError, "shape"):
@@ -138,7 +146,10 @@ def _(lab, s):
     lab.equal([[1.0, 2.0]] * 2, lab.components(v, s))
 
 
-@behaviour("`aggregation` sum, mean, only_first_replica: what replicas assign is combined")
+@behaviour(
+    "`aggregation` (sum, mean, only_first_replica) says how the values that replicas assign are "
+    "combined"
+)
 def _(lab, s):
     for aggregation, expected in (("sum", 3.0), ("mean", 1.5), ("only_first_replica", 1.0)):
         v = assigned(s, variable_of(s, 0.0, aggregation=aggregation))
@@ -163,14 +174,20 @@ def _(lab, s):
     lab.equal([17.0, 17.0], lab.components(v, s))
 
 
-@behaviour("Without aggregation each replica's copy has what it assigned; the first is read")
+@behaviour(
+    "Without aggregation each copy has the value that its replica assigned, and other code reads "
+    "the first copy"
+)
 def _(lab, s):
     v = assigned(s, variable_of(s, 0.0))
     lab.equal([1.0, 2.0], lab.components(v, s))
     lab.equal(1.0, v)
 
 
-@behaviour("A replica reads what it has assigned, and what was combined")
+@behaviour(
+    "After an assignment a replica reads its own value or, if the variable has an aggregation, the"
+    " combined value"
+)
 def _(lab, s):
     own, common = variable_of(s, 0.0), variable_of(s, 0.0, aggregation="sum")
 
@@ -182,7 +199,10 @@ def _(lab, s):
     lab.equal([13.0, 23.0], lab.components(s.run(step, args=(counting(s),)), s))
 
 
-@behaviour("`on_read`: each replica has its own; outside of replicas it is the sum, mean or first")
+@behaviour(
+    "`on_read`: each replica has its own value; code outside of replicas reads the sum, the mean "
+    "or the first value"
+)
 def _(lab, s):
     for aggregation, expected in (("sum", 3.0), ("mean", 1.5), ("only_first_replica", 1.0)):
         v = assigned(s, on_read(s, aggregation))
@@ -192,7 +212,10 @@ def _(lab, s):
             lab.equal(expected, s.extended.read_var(v))
 
 
-@behaviour("`on_read`: a value that is assigned outside is divided for a sum, else each gets it")
+@behaviour(
+    "`on_read`: a value assigned outside of replicas is divided among the copies if the "
+    "aggregation is a sum; otherwise each copy gets this value"
+)
 def _(lab, s):
     for aggregation, share in (("sum", 3.0), ("mean", 6.0), ("only_first_replica", 6.0)):
         v = on_read(s, aggregation)
@@ -201,7 +224,10 @@ def _(lab, s):
         lab.equal(6.0, v)
 
 
-@behaviour("`on_read` of integers: a sum that does not divide evenly is read as it was assigned")
+@behaviour(
+    "`on_read` integers whose aggregation is a sum: code outside of replicas reads the integer "
+    "that it assigned, even if the copies cannot divide it evenly"
+)
 def _(lab, s):
     v = variable_of(
         s, 0, dtype="int32", synchronization="on_read", aggregation="sum", trainable=False
@@ -210,7 +236,10 @@ def _(lab, s):
     lab.equal(7, v)
 
 
-@behaviour("`on_read` without aggregation: replicas read their own; outside it is a ValueError")
+@behaviour(
+    "`on_read` without aggregation: a replica reads its own value; reading outside of replicas "
+    "raises a ValueError"
+)
 def _(lab, s):
     v = assigned(s, on_read(s, "none"))
     lab.equal([1.0, 2.0], lab.components(s.run(lambda: v + 0.0), s))
@@ -218,13 +247,15 @@ def _(lab, s):
         lab.numpy(v + 0.0)
 
 
-@behaviour("`synchronization='none'` in a scope of several replicas is a ValueError")
+@behaviour(
+    "`synchronization='none'` in the scope of a strategy with several replicas raises a ValueError"
+)
 def _(lab, s):
     with lab.raises(ValueError, "synchronization"):
         variable_of(s, 1.0, synchronization="none")
 
 
-@behaviour("Names of `synchronization` and `aggregation` that there are not are ValueErrors")
+@behaviour("An unknown name of `synchronization` or `aggregation` raises a ValueError")
 def _(lab, s):
     for options in ({"aggregation": "max"}, {"synchronization": "sometimes"}):
         with lab.raises(ValueError, "Invalid value|Expected"):
@@ -232,7 +263,8 @@ def _(lab, s):
 
 
 @behaviour(
-    "`on_read` under `CentralStorageStrategy`: one value is read",
+    "`on_read` under `CentralStorageStrategy`: code outside of replicas reads the sum of the "
+    "values that replicas add",
     tensorflow=f"{ONE_COPY} Each replica adds its value to this copy, which is what is read.",
     jax="Each replica has a value of its own, as under `MirroredStrategy`.",
     torch="Each replica has a value of its own, as under `MirroredStrategy`.",
@@ -247,7 +279,10 @@ def _(lab, s):
     lab.equal(copies, lab.components(v, central))
 
 
-@behaviour("`CentralStorageStrategy` combines what replicas assign as `MirroredStrategy` does")
+@behaviour(
+    "`CentralStorageStrategy` combines the values that replicas assign in the same way as "
+    "`MirroredStrategy`"
+)
 def _(lab, s):
     central = kd.CentralStorageStrategy(lab.devices)
     for method, expected in (("assign", 3.0), ("assign_add", 23.0), ("assign_sub", 17.0)):
@@ -255,7 +290,10 @@ def _(lab, s):
         lab.equal(expected, assigned(central, v, method))
 
 
-@behaviour("`extended.update` calls its function with each copy, and its arguments")
+@behaviour(
+    "`extended.update` calls its function for each copy of the variable, with the copy and the "
+    "arguments"
+)
 def _(lab, s):
     v = variable_of(s, 1.0)
     with s.scope():
@@ -263,7 +301,10 @@ def _(lab, s):
     lab.equal([5.0, 5.0], lab.components(v, s))
 
 
-@behaviour("`extended.update` gives each copy its component, and lists results by copy")
+@behaviour(
+    "`extended.update` passes each copy its component of a distributed argument; with "
+    "`group=False` it returns one result per copy"
+)
 def _(lab, s):
     v = variable_of(s, 1.0)
     with s.scope():
@@ -273,14 +314,14 @@ def _(lab, s):
     lab.equal([7.0, 7.0], found)
 
 
-@behaviour("`extended.update` of a variable from outside of the scope is refused")
+@behaviour("`extended.update` refuses a variable that was made outside of the scope")
 def _(lab, s):
     outside = keras.Variable(1.0)
     with s.scope(), lab.raises(RuntimeError, "Expected a variable that was made"):
         s.extended.update(outside, lambda v: None)
 
 
-@behaviour("`extended.colocate_vars_with` takes a variable of the strategy alone")
+@behaviour("`extended.colocate_vars_with` refuses a variable that was made outside of the scope")
 def _(lab, s):
     first, outside = variable_of(s, 1.0), keras.Variable(1.0)
     with s.extended.colocate_vars_with(first):
@@ -290,7 +331,9 @@ def _(lab, s):
         s.extended.colocate_vars_with(outside)
 
 
-@behaviour("A variable that is made in the first call of a step is the strategy's, once")
+@behaviour(
+    "A variable that the first call of a step makes belongs to the strategy, and is made only once"
+)
 def _(lab, s):
     made = []
 
@@ -304,13 +347,16 @@ def _(lab, s):
     lab.equal([3.0, 3.0], lab.components(made[0], s))
 
 
-@behaviour("A variable from outside of every scope is read by all replicas")
+@behaviour("All replicas can read a variable that was made outside of every scope")
 def _(lab, s):
     outside = keras.Variable(4.0)
     lab.equal([4.0, 4.0], lab.components(s.run(lambda: outside + 0.0), s))
 
 
-@behaviour("Booleans and integers take the first replica's value")
+@behaviour(
+    "A boolean or integer variable with the aggregation only_first_replica takes the first "
+    "replica's value"
+)
 def _(lab, s):
     for dtype, value in (("bool", True), ("int32", 5)):
         options = {"dtype": dtype, "aggregation": "only_first_replica", "trainable": False}
@@ -319,7 +365,10 @@ def _(lab, s):
         lab.equal([value] * 2, [one.item() for one in lab.components(v, s)])
 
 
-@behaviour("The mean of integers, and the sum of booleans, that replicas assign are errors")
+@behaviour(
+    "If replicas assign to an integer variable with the aggregation mean, or to a boolean variable"
+    " with sum, an error is raised"
+)
 def _(lab, s):
     for dtype, aggregation in (("int32", "mean"), ("bool", "sum")):
         options = {"dtype": dtype, "aggregation": aggregation, "trainable": False}
@@ -328,7 +377,7 @@ def _(lab, s):
             s.run(lambda v=v: v.assign(1) is None)
 
 
-@behaviour("A frozen variable is not trained, and stays in `weights`")
+@behaviour("The weights of a frozen layer are not in `trainable_variables`, but stay in `weights`")
 def _(lab, s):
     with s.scope():
         layer = keras.layers.Dense(1)
@@ -337,7 +386,7 @@ def _(lab, s):
     lab.equal((0, 2), (len(layer.trainable_variables), len(layer.weights)))
 
 
-@behaviour("A state that each replica counts up alike is that of one device")
+@behaviour("A counter that every replica increases by one has the same value as on one device")
 def _(lab, s):
     v = variable_of(s, 0, dtype="int32", trainable=False)
     for _ in range(3):
@@ -349,7 +398,7 @@ COMBINED = "`tf.distribute` returns the combined value; Keras 3 returns the assi
 
 
 @behaviour(
-    "`assign` returns the value that is assigned; in a replica the replica's own",
+    "`assign` returns the assigned value; in a replica this is the value that the replica assigned",
     tensorflow=COMBINED,
     jax=COMBINED,
     torch=COMBINED,
@@ -363,7 +412,7 @@ def _(lab, s):
         lab.equal([8.0, 7.0], [lab.numpy(one) for one in (v.assign(8.0), v.assign_sub(1.0))])
 
 
-@behaviour("A variable is assigned to another, added to it and subtracted, in each context")
+@behaviour("The argument of `assign`, `assign_add` and `assign_sub` may be another variable")
 def _(lab, s):
     source = variable_of(s, 2.0, aggregation="mean")
     for aggregation, in_replicas in (("none", 2.0), ("mean", 2.0), ("sum", 4.0)):
@@ -375,7 +424,9 @@ def _(lab, s):
         lab.equal([in_replicas] * 2, lab.components(v, s))
 
 
-@behaviour("What is assigned takes the variable's type, in each context")
+@behaviour(
+    "An assigned value is converted to the type of the variable, inside and outside of replicas"
+)
 def _(lab, s):
     real = variable_of(s, 0.0, aggregation="mean")
     whole = variable_of(s, 0, dtype="int32", trainable=False, aggregation="only_first_replica")
@@ -405,7 +456,10 @@ def _(lab, s):
         lab.equal([share] * 2, lab.components(v, s))
 
 
-@behaviour("Whole numbers: division, remainders, bits and signs; comparisons from both sides")
+@behaviour(
+    "Integer variables support division, remainders, bitwise operators, signs, and comparisons "
+    "from either side"
+)
 def _(lab, s):
     v = variable_of(s, 7, dtype="int32", trainable=False)
 
@@ -423,7 +477,9 @@ def _(lab, s):
     lab.equal([expected] * 2, lab.components(s.run(results), s))
 
 
-@behaviour("`extended.update`: copies that differ are each read, and changed, by themselves")
+@behaviour(
+    "If the copies of a variable differ, `extended.update` reads and changes each copy separately"
+)
 def _(lab, s):
     v = variable_of(s, 0.0)
     update = partial(s.extended.update, v)
@@ -450,7 +506,10 @@ def _(lab, s):
         lab.equal([10.0, 20.0], lab.components(found, s))
 
 
-@behaviour("Rows that replicas scatter into a variable's value are combined by its aggregation")
+@behaviour(
+    "If each replica assigns the result of `ops.scatter_update`, the results are combined by the "
+    "variable's aggregation"
+)
 def _(lab, s):
     v = variable_of(s, [0.0, 0.0, 0.0], aggregation="mean")
 
@@ -462,13 +521,16 @@ def _(lab, s):
     lab.equal([[0.5, 0.5, 0.0]] * 2, lab.components(found, s))
 
 
-@behaviour("A variable that a step returns is that variable")
+@behaviour("If a step returns a variable, `run` returns the same object")
 def _(lab, s):
     v = variable_of(s, 1.0)
     lab.check(s.run(lambda: v) is v and s.run(lambda: (v, [v]))[1][0] is v, "itself")
 
 
-@behaviour("A deep copy of a variable, in the scope or out of it, is another one of its kind")
+@behaviour(
+    "A deep copy of a variable is a new variable with the same aggregation, inside and outside of "
+    "the scope"
+)
 def _(lab, s):
     v = variable_of(s, 1.0, aggregation="sum")
     with s.scope():
@@ -482,7 +544,7 @@ def _(lab, s):
 PORTABLE = "This raises a ValueError: make weights in the first call of a step, or outside of it."
 
 
-@behaviour("A layer that a step makes in each call", jax=PORTABLE, torch=PORTABLE)
+@behaviour("A step makes a new layer in each call", jax=PORTABLE, torch=PORTABLE)
 def _(lab, s):
     def step(x):
         layer = keras.layers.Dense(1)
