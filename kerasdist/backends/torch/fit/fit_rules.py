@@ -50,6 +50,7 @@ class FitRules(Rules):
     Attributes:
         reducer: Sums gradients over the workers during the backward pass; None if the gradients are
             summed after that pass.
+        sums: The metrics' variables with the aggregation "sum", by their ids.
         sums_are_parts: Whether variables with the aggregation "sum" hold only this worker's own
             sum, to which the sums of the other workers are not yet added.
     """
@@ -62,11 +63,13 @@ class FitRules(Rules):
         self.kept = kept_state_of(model)
         self._model = model
         self._group = group
-        self._sums = {id(variable): variable for variable in sums} if group.size > 1 else {}
+        self.sums = {id(variable): variable for variable in sums} if group.size > 1 else {}
         self.sums_are_parts = False
         # Variables and buffers that were combined in this process, but not yet over the workers.
         self._committed: dict[int, keras.Variable] = {}
         self._buffers: list[torch.Tensor] = []
+        # The sums over the workers that came with the step's gradients, by the variables' ids.
+        self._summed: dict[int, torch.Tensor] = {}
         self._weight = 1.0  # the weight of a worker's only replica
 
     @torch.no_grad()
@@ -80,7 +83,7 @@ class FitRules(Rules):
         if not self.sums_are_parts:
             self.sums_are_parts = True
             if self._group.rank:
-                for one in keras_compat.stored_values(self._sums.values()):
+                for one in keras_compat.stored_values(self.sums.values()):
                     one.zero_()
 
     def is_short(self, batch: object) -> bool:
@@ -110,7 +113,7 @@ class FitRules(Rules):
                 f"variable={variable.path!r}, made inside a step. Make it in the layer's `build` "
                 "or `__init__`, or call the model once on a batch before you train it."
             )
-        if scope.rank and id(variable) not in self._sums and not self._adds_changes(variable):
+        if scope.rank and id(variable) not in self.sums and not self._adds_changes(variable):
             return torch.zeros_like(source, device=scope.device, requires_grad=False)
         return None
 
@@ -149,6 +152,8 @@ class FitRules(Rules):
         """Ends a step in this process; the caller must then call `exchange`."""
         self.commit(scopes, sums=True)
         self._buffers += commit_buffers(scopes)
+        if self.reducer is not None:
+            self._summed = self.reducer.metrics()
 
     @torch.no_grad()
     def exchange(
@@ -157,6 +162,7 @@ class FitRules(Rules):
         """Makes the variables equal on all workers; returns the workers' sums of `logs`."""
         committed, self._committed = list(self._committed.values()), {}
         buffers, self._buffers = self._buffers, []
+        summed, self._summed = self._summed if sums else {}, {}
         if self._group.size == 1:
             return list(logs)
         means, others, changed = [], [], []
@@ -164,13 +170,17 @@ class FitRules(Rules):
             if self._adds_changes(variable):
                 changed.append(value)
             elif variable.aggregation == "sum":
-                self._sums[id(variable)] = variable
+                self.sums[id(variable)] = variable
             else:
                 is_mean = variable.aggregation == "mean" and value.is_floating_point()
                 (means if is_mean else others).append(value)
         for buffer in buffers:
             (means if buffer.is_floating_point() else others).append(buffer)
-        totals = keras_compat.stored_values(self._sums.values()) if sums else []
+        if summed:
+            known = keras_compat.stored_values([self.sums[key] for key in summed])
+            private.copy_to_each(known, [*summed.values()])
+        unsummed = [one for key, one in self.sums.items() if key not in summed] if sums else []
+        totals = keras_compat.stored_values(unsummed)
         self.sums_are_parts = self.sums_are_parts and not sums
         parts = [
             *totals,

@@ -78,7 +78,7 @@ class Steps:
         rules = FitRules(model, self._group, _sums_of(model))
         total = self._replicas.gradient_sum
         if trains and total is not None and self._trainer.has_builtin("train_step"):
-            rules.reducer = GradientReducer(model, total)
+            rules.reducer = GradientReducer(model, total, rules.sums)
         rules.compiled = self._calls if self._trainer.compiles_in_replicas else None
         reports_itself = not self._trainer.note_overrides()
         is_worker = self._replicas.job is not None

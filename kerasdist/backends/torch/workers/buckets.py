@@ -31,16 +31,16 @@ _PATIENCE = 20.0
 class Bucket:
     """Gradients of one type, which one all-reduce sums.
 
-    The last bucket also has presence flags, which say which gradients a worker has.
+    The last bucket has room for more: flags that say which gradients a worker has, and metrics.
     """
 
-    def __init__(self, like: Sequence[torch.Tensor], presence: int, group: ProcessGroup) -> None:
-        """Makes a bucket for gradients like the given tensors, and for `presence` flags."""
+    def __init__(self, like: Sequence[torch.Tensor], room: int, group: ProcessGroup) -> None:
+        """Makes a bucket for gradients like the given tensors, and for `room` other numbers."""
         self._group = group
         sizes = [one.numel() for one in like]
         first = like[0].detach() if like else torch.empty((), device=group.device)
-        self.numbers = first.new_zeros(sum(sizes) + presence)
-        *chunks, self.presence = self.numbers.split([*sizes, presence])
+        self.numbers = first.new_zeros(sum(sizes) + room)
+        *chunks, self.room = self.numbers.split([*sizes, room])
         self.gradients = [chunk.view(one.shape) for chunk, one in zip(chunks, like, strict=True)]
         self.clear()
 
@@ -156,17 +156,20 @@ class Buckets:
         shards: Mapping[int, Shard],
         beside_gathers: bool = False,
         last_bytes: int | None = None,
+        metrics: int = 0,
     ) -> None:
         """Makes buckets for those of an optimizer's `count` variables whose index is in `like`.
 
         For an index in `shards`, this worker gets only its shard of the sum. `beside_gathers`:
-        whether weights are gathered at the same time.
+        whether weights are gathered at the same time. `metrics`: how many numbers of metrics are
+        summed with the last bucket.
         """
         channel = _channel(group, beside_gathers)
         summed_whole = {index: one for index, one in like.items() if index not in shards}
         first, *others = in_buckets(summed_whole, group.bytes_per_pack, last_bytes) or [[]]
         sharded = _sharded_together(like, shards, group.bytes_per_pack)
-        self._last = Bucket([like[index] for index in first[::-1]], count, channel)
+        self._last = Bucket([like[index] for index in first[::-1]], count + metrics, channel)
+        self._presence, self.metrics = self._last.room.split([count, metrics])
         self._buckets: list[Bucket | ShardedBucket] = []
         self._places: dict[int, tuple[Bucket | ShardedBucket, int]] = {}
         for members in sorted([*others, *sharded], reverse=True):
@@ -182,6 +185,7 @@ class Buckets:
         self._arrived: set[int] = set()
         self._started = 0
         self._patience = _PATIENCE
+        self._travels_as = group.gradients_travel_as
 
     def _add(self, bucket: Bucket | ShardedBucket, indices: Sequence[int]) -> None:
         self._buckets.append(bucket)
@@ -213,7 +217,7 @@ class Buckets:
     @torch.no_grad()
     def start_last(self) -> None:
         """Starts the sum of the last bucket, because this worker has all gradients."""
-        self._last.presence.fill_(1)
+        self._presence.fill_(1)
         self._start(len(self._buckets))
 
     def finish(
@@ -231,7 +235,7 @@ class Buckets:
             if index not in self._arrived:
                 self.put(index, gradients[index], weight)
         self.start_full()
-        last = self._last.presence
+        last = self._presence
         if self._started < len(self._buckets):
             if all(present):
                 self.start_last()
@@ -247,6 +251,12 @@ class Buckets:
             totals[index] = bucket.total(place) if present[index] else None
         self.clear()  # the buckets drop the sums of shards, so the caller can free them
         return totals, present
+
+    def _fits(self, number: torch.Tensor) -> bool:
+        """Returns whether the last bucket can sum this number of a metric, without rounding it."""
+        of_bucket = self._last.numbers
+        is_alike = (number.dtype, number.device) == (of_bucket.dtype, of_bucket.device)
+        return is_alike and self._travels_as is None
 
     def _start(self, end: int) -> None:
         while self._started < end and not self._buckets[self._started].missing:

@@ -13,7 +13,9 @@ the end of the backward pass. The buckets do not wait if these collectives are o
 sharded weights, because gathers and buckets use different process groups.
 
 The first step shows which parameters have a gradient on any worker. Later steps have buckets for
-these parameters only.
+these parameters only. The first step also shows which metrics it updates before its last gradient,
+such as the mean of the loss. Later steps sum these metrics with the last bucket, and the message of
+the other metrics is not sent if there are none.
 """
 
 from __future__ import annotations
@@ -41,12 +43,20 @@ _LAST_BYTES = 2**20
 
 @final
 class GradientReducer:
-    """Sums the gradients of one model's training steps."""
+    """Sums the gradients of one model's training steps, and the metrics that come before them."""
 
-    def __init__(self, model: Any, gradient_sum: GradientSum) -> None:
-        """Starts without buckets; `gradient_sum` sums the gradients that have no bucket."""
+    def __init__(
+        self, model: Any, gradient_sum: GradientSum, sums: Mapping[int, keras.Variable]
+    ) -> None:
+        """Starts without buckets; `gradient_sum` sums the gradients that have no bucket.
+
+        `sums` are the variables of metrics that are sums over the workers, by their ids.
+        """
         self._model = model
         self._sum = gradient_sum
+        self._sums = sums
+        # Those of them that a step writes before its last gradient; none before the first step.
+        self._early: list[keras.Variable] = []
         # the optimizer whose gradients have buckets
         self._optimizer: keras.optimizers.Optimizer | None = None
         self._buckets: HookedBuckets | None = None
@@ -88,7 +98,8 @@ class GradientReducer:
         if self._unreached is None:
             pairs = zip(variables, totals, strict=True)
             self._unreached = {id(variable) for variable, total in pairs if total is None}
-            if self._unreached:
+            self._early = buckets.early(self._sums)
+            if self._unreached or self._early:
                 self._drop()
         if unserved:
             theirs = [variables[i] for i in unserved]
@@ -102,6 +113,10 @@ class GradientReducer:
                 self._unreached -= missed
                 self._drop()  # the next step makes new buckets
         return totals
+
+    def metrics(self) -> dict[int, torch.Tensor]:
+        """Returns the sums of metrics that this step has summed with its gradients, by id."""
+        return {} if self._buckets is None else self._buckets.sums_of_metrics()
 
     def _new_buckets(
         self, variables: Sequence[keras.Variable], scope: ReplicaScope, weight: float
@@ -118,7 +133,9 @@ class GradientReducer:
         self._sum.agree(variables, len(variables))
         assert self._optimizer is not None  # `begin` has set it
         shards = sharded_optimizers.of_gradients(self._optimizer, variables)
-        return HookedBuckets(variables, served, self._sum.group, scope, weight, shards=shards)
+        return HookedBuckets(
+            variables, served, self._sum.group, scope, weight, shards=shards, metrics=self._early
+        )
 
     def _drop(self) -> None:
         if self._buckets is not None:
@@ -139,8 +156,12 @@ class HookedBuckets(Buckets):
         weight: float,
         *,
         shards: Mapping[int, Shard],
+        metrics: Sequence[keras.Variable],
     ) -> None:
-        """Makes the buckets, and registers a hook for each parameter for which `served` is True."""
+        """Makes the buckets, and registers a hook for each parameter for which `served` is True.
+
+        `metrics` are variables that are summed with the last bucket.
+        """
         self._variables = list(variables)  # used by `begin` to notice a replaced parameter
         self._parameters = {
             index: scope.leaf(variable)
@@ -154,7 +175,10 @@ class HookedBuckets(Buckets):
             shards=shards,
             beside_gathers=any(map(shard_of, variables)),
             last_bytes=_LAST_BYTES,
+            metrics=len(metrics),
         )
+        self._metrics = metrics
+        self._sent: list[torch.Tensor] = []  # the values of `metrics` that were sent
         self._unserved = [index for index, is_served in enumerate(served) if not is_served]
         self._weight, self._scope = weight, scope
         self._is_open = True
@@ -175,6 +199,7 @@ class HookedBuckets(Buckets):
             if now is not parameter or not parameter.requires_grad:
                 return False
         self._weight, self._scope = weight, scope
+        self._sent = []
         self.clear()
         self._is_open = True
         return True
@@ -204,13 +229,45 @@ class HookedBuckets(Buckets):
             return
         self.start_full()
         if len(self._arrived) == len(self._parameters) and not self._unserved:
+            self._put_metrics()
             self.start_last()
 
     def sums(self, gradients: Gradients) -> tuple[list[torch.Tensor | None], list[int]]:
         """Returns the sums, and which variables without a bucket have a gradient on any worker."""
         self._is_open = False
+        if not self._sent:
+            self._put_metrics()
         totals, somewhere = self.finish(gradients, self._weight)
         return totals, [index for index in self._unserved if somewhere[index]]
+
+    @torch.no_grad()
+    def _put_metrics(self) -> None:
+        """Copies the metrics into the last bucket, which starts next."""
+        self._sent = [self._scope.get_current_value(one) for one in self._metrics]
+        if self._sent:
+            private.copy_to_each(self.metrics.unbind(), self._sent)
+
+    def early(self, sums: Mapping[int, keras.Variable]) -> list[keras.Variable]:
+        """Returns the variables that this step has written, if the last bucket can sum them."""
+        own = self._scope.state_mapping
+        return [
+            variable
+            for key, variable in sums.items()
+            if key in self._scope.written and not variable.shape and self._fits(own[key])
+        ]
+
+    def sums_of_metrics(self) -> dict[int, torch.Tensor]:
+        """Returns the sums of the metrics of this step, by the variables' ids."""
+        if not self._sent:
+            return {}
+        for variable, sent in zip(self._metrics, self._sent, strict=True):
+            if self._scope.get_current_value(variable) is not sent:
+                raise RuntimeError(
+                    "Expected a training step to update the mean of its loss before the last "
+                    f"gradient. Received: a later update of variable={variable.path!r}. Write a "
+                    "`train_step` of your own for such an update."
+                )
+        return dict(zip(map(id, self._metrics), self.metrics.unbind(), strict=True))
 
     def close(self) -> None:
         """Removes the hooks."""
