@@ -153,7 +153,7 @@ class FitRules(Rules):
         self.commit(scopes, sums=True)
         self._buffers += commit_buffers(scopes)
         if self.reducer is not None:
-            self._summed = self.reducer.metrics()
+            self._summed = self.reducer.end(scopes[0])
 
     @torch.no_grad()
     def exchange(

@@ -55,8 +55,9 @@ class GradientReducer:
         self._model = model
         self._sum = gradient_sum
         self._sums = sums
-        # Those of them that a step writes before its last gradient; none before the first step.
+        # Those of them that a step writes only before its last gradient. The first step shows them.
         self._early: list[keras.Variable] = []
+        self._seen: dict[int, torch.Tensor] = {}  # what the first step wrote before that gradient
         # the optimizer whose gradients have buckets
         self._optimizer: keras.optimizers.Optimizer | None = None
         self._buckets: HookedBuckets | None = None
@@ -98,8 +99,8 @@ class GradientReducer:
         if self._unreached is None:
             pairs = zip(variables, totals, strict=True)
             self._unreached = {id(variable) for variable, total in pairs if total is None}
-            self._early = buckets.early(self._sums)
-            if self._unreached or self._early:
+            self._seen = buckets.early(self._sums)
+            if self._unreached:
                 self._drop()
         if unserved:
             theirs = [variables[i] for i in unserved]
@@ -114,8 +115,13 @@ class GradientReducer:
                 self._drop()  # the next step makes new buckets
         return totals
 
-    def metrics(self) -> dict[int, torch.Tensor]:
-        """Returns the sums of metrics that this step has summed with its gradients, by id."""
+    def end(self, scope: ReplicaScope) -> dict[int, torch.Tensor]:
+        """Ends a step; returns the sums of metrics that came with its gradients, by variable id."""
+        if self._seen:
+            now = scope.state_mapping
+            self._early = [self._sums[key] for key, one in self._seen.items() if now[key] is one]
+            self._seen = {}
+            self._drop()  # the next step makes buckets with room for these
         return {} if self._buckets is None else self._buckets.sums_of_metrics()
 
     def _new_buckets(
@@ -247,14 +253,11 @@ class HookedBuckets(Buckets):
         if self._sent:
             private.copy_to_each(self.metrics.unbind(), self._sent)
 
-    def early(self, sums: Mapping[int, keras.Variable]) -> list[keras.Variable]:
-        """Returns the variables that this step has written, if the last bucket can sum them."""
-        own = self._scope.state_mapping
-        return [
-            variable
-            for key, variable in sums.items()
-            if key in self._scope.written and not variable.shape and self._fits(own[key])
-        ]
+    def early(self, sums: Mapping[int, keras.Variable]) -> dict[int, torch.Tensor]:
+        """Returns the values that this step has written and that the last bucket can sum, by id."""
+        scope = self._scope
+        written = {key: scope.state_mapping[key] for key in sums if key in scope.written}
+        return {key: one for key, one in written.items() if not one.shape and self._fits(one)}
 
     def sums_of_metrics(self) -> dict[int, torch.Tensor]:
         """Returns the sums of the metrics of this step, by the variables' ids."""
@@ -263,7 +266,7 @@ class HookedBuckets(Buckets):
         for variable, sent in zip(self._metrics, self._sent, strict=True):
             if self._scope.get_current_value(variable) is not sent:
                 raise RuntimeError(
-                    "Expected a training step to update the mean of its loss before the last "
+                    "Expected each training step to update the same metrics before its last "
                     f"gradient. Received: a later update of variable={variable.path!r}. Write a "
                     "`train_step` of your own for such an update."
                 )
