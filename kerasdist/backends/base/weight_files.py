@@ -27,7 +27,7 @@ class _Comparison:
     """The result of comparing a weight file with a model.
 
     Attributes:
-        file: The file that was read last. Weights with an index are stored in several files.
+        file: The file that was read last. Keras may save a model in several files.
         met: The ids of the variables for which the file has an entry.
         others: A description of each entry whose shape is not that of its variable.
     """
@@ -47,7 +47,7 @@ _thread = _Thread()
 
 @cache
 def install() -> None:
-    """Makes Keras compare a weight file with the model before it loads; once per process."""
+    """Makes Keras compare each weight file with the model before it loads the file."""
     keras_compat.install(load_weights=_load, read_weight=_read)
 
 

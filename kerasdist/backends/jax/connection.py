@@ -89,7 +89,7 @@ def connect(job: Job, gpus: Sequence[int] | None = None) -> None:
         ) from error
     job.at_leave(jax.distributed.shutdown)
     with listening.waiting_their_turn():
-        jax.local_devices()  # This call starts JAX, and with it Gloo.
+        jax.local_devices()  # This call starts JAX, and with it the threads of Gloo.
 
 
 def check_way_back(job: Job) -> None:
