@@ -40,7 +40,7 @@ _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 # Arguments that do not change the computation, if the variables are equal.
 _LEFT_OUT = frozenset({"name", "seed"})
 
-# Texts that are longer than this are compared by a digest.
+# Texts of more characters than this are compared by a digest.
 _LONG = 1000
 
 # Arrays are read in blocks of `_BLOCK` bytes. If an array has more than `_MOST` bytes, only `_MOST`
@@ -474,13 +474,13 @@ def of_data(data: Any, job: Job | None) -> Any:
     if isinstance(data, DistributedDataset):
         ours = equivalent(data)
         if job is None and isinstance(ours, DividedDataset):
-            return of_data(ours.source, job)  # one replica reads the source itself
+            return of_data(ours.source, job)  # as for one replica, which reads the source itself
         return type(ours).__name__
     if job is not None and shards_itself(data):
         return "a part of a tf.data.Dataset"
     kind = type(data).__name__
     if isinstance(data, keras_compat.DataAdapter):
-        return "data of the same call"  # `fit` passes its validation data to `evaluate` like this
+        return "data of the same call"  # validation data, which `fit` passes to `evaluate`
     if keras_compat.is_tf_dataset(data):
         return {"class": "tf.data.Dataset", "element_spec": str(data.element_spec)}
     if keras_compat.is_torch_dataloader(data):

@@ -58,8 +58,8 @@ class ReplicaOptions:
             device.
         sharding: Which variables are sharded: a `kerasdist.Sharding`, or a LayoutMap of Keras.
         communication: How workers communicate.
-        offload: Which variables stay in the host's memory. ``"optimizer"``: the optimizer's.
-            None: no variables.
+        offload: Which variables stay in the host's memory. ``"optimizer"``: the optimizer's
+            variables. None: no variables.
     """
 
     batch_norm: BatchNorm | None = None
@@ -240,8 +240,8 @@ class ReplicaSet(abc.ABC):
         num_replicas: How many replicas there are, on all workers.
         local_replicas: The numbers of the replicas in this process.
         is_in_call: Whether all workers are inside a call of `fit`, `evaluate` or `predict`.
-        batch_logs_matter: Whether a callback on any worker reads the logs of each batch during that
-            call.
+        batch_logs_matter: Whether a callback on any worker reads the logs of each batch in the
+            current call of `fit`, `evaluate` or `predict`.
         reads_need_all_workers: Whether reading a variable may be a collective. This is so if
             variables are sharded, and after a custom loop on a backend that combines the replicas'
             values only when they are read.
@@ -274,7 +274,7 @@ class ReplicaSet(abc.ABC):
         job: Job | None = None,
         count_begun: Callable[[], int] | None = None,
     ) -> None:
-        """Makes the set.
+        """Makes the replica set.
 
         Args:
             devices: Devices of this machine, each at most once.

@@ -176,7 +176,7 @@ class Names(Attributes):
                 (operator.delitem if is_dict else delattr)(self._owner, name)
 
     def values(self) -> Iterable[Any]:
-        """Returns the values at the beginning of the step."""
+        """Returns the values that the names had at the beginning of the step."""
         return self.before.values()
 
 
@@ -230,12 +230,12 @@ class KeptState:
                 del own[key]
 
     def start(self, replica: int) -> None:
-        """Makes the replica's changes again, as they were at the end of the last step."""
+        """Makes those changes again that the replica had made by the end of the last step."""
         if self._own[replica]:
             self.put_back(self._own[replica])
 
     def take(self) -> Changes:
-        """Removes the replica's changes, so that all objects are as they were before the step."""
+        """Undoes the changes that the running replica has made in the step, and returns them."""
         taken: Changes = {}
         for key, place in self._places.items():
             if not place.is_same(place.before):  # This condition is seldom true and quick to check.
@@ -246,7 +246,7 @@ class KeptState:
         return taken
 
     def put_back(self, taken: Changes) -> None:
-        """Makes the changes of a replica again."""
+        """Makes those changes again that `take` has undone and returned."""
         for key, contents in taken.items():
             self._places[key].write(contents)
 

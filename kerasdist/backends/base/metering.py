@@ -89,13 +89,13 @@ class Window:
 
     def _clear(self) -> None:
         self._seconds = self._data = self._collectives = 0.0
-        self._calls = array("d")  # The seconds, steps and samples of each call.
+        self._calls = array("d")  # seconds, steps and samples per call of the train function
         self._measured: list[Any] = []
         # The values of the tensors that `_measured` held before, one row per tensor.
         self._rows: list[np.ndarray[Any, Any]] = []
 
     def add(self, seconds: float, steps: int, samples: int | None, measured: Any) -> None:
-        """Adds a call of the train function, whose time is already added; see `Meter.done`."""
+        """Adds a call of the train function, after `add_time`; `Meter.done` explains `measured`."""
         self._calls.extend((seconds, steps, math.nan if samples is None else samples))
         if measured is not None:
             self._measured.append(measured)
@@ -120,7 +120,7 @@ class Window:
         seconds, steps, samples = np.array(self._calls).reshape(-1, 3).T
         data, meter = self._data, self._meter
         self._read_measured()
-        if self._rows:  # A graph has counted samples and steps, and made one row per call.
+        if self._rows:  # On TensorFlow a graph has made one row per call of the train function.
             samples, steps, waits = np.concatenate(self._rows).T
             data += float(waits.sum())
         figures = Figures(

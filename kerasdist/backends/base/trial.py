@@ -32,7 +32,8 @@ class Draws(Protocol):
             name: The function's name.
             draw: A function without arguments that calls the random function.
             given: The random function's first argument. It is returned instead of the result if
-                the random function would only drop, scale or reorder its elements, as dropout does.
+                the function would only drop, scale or reorder this argument's elements, as dropout
+                does.
         """
 
 

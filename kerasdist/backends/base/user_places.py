@@ -70,7 +70,7 @@ def state_kept(model: Any) -> Iterator[None]:
 
 @final
 class _Code:
-    """Collects the objects, classes and functions of users, and what their code names."""
+    """Collects where users' code may keep state, and the names that occur in this code."""
 
     def __init__(self) -> None:
         self.places: list[Place] = []

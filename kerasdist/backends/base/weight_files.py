@@ -52,7 +52,7 @@ def install() -> None:
 
 
 def is_compared(variable: keras.Variable, value: Any) -> bool:
-    """Returns whether a file is being compared, so that the value must not be assigned.
+    """Returns whether a file is only being compared, so that no value may be assigned.
 
     If so, the function records that the file has the variable, and any difference in shape.
     """
