@@ -72,7 +72,7 @@ class FirstBatches:
         self._job = job
         self._wanted = wanted and job is not None  # either all workers record batches or none
         self._waiting: list[Beginning] | None = None
-        self._names: dict[int, list[str]] = {}  # names of arrays, by the number of arrays
+        self._names: dict[int, list[str]] = {}  # names of a batch's arrays, by their number
         # The keys are names of arrays. `_checksums` has the checksum of an array in each batch. For
         # each iteration over the data, `_begins` has the number of batches that were read before.
         self._checksums: dict[str, array[int]] = {}
@@ -140,10 +140,10 @@ class FirstBatches:
     ) -> None:
         """Reports the earliest batch that differs between workers; all workers must call it.
 
-        The report is a warning if threads draw the differing data, else an error. With `ordered`,
-        the report is a warning only if one of the arrays in `ordered` is equal on all workers. The
-        rows of such an array are not all equal. So if the array is equal on all workers, all
-        workers have the same order of rows.
+        Without `ordered`, the report is a warning if threads draw the data at random, else an
+        error. With `ordered`, the report is a warning if one of the arrays in `ordered` is equal on
+        all workers, else an error. The rows of such an array are not all equal. So if the array is
+        equal on all workers, all workers have the same order of rows.
         """
         job = self._job
         assert job is not None

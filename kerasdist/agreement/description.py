@@ -146,7 +146,7 @@ def _parameters(kind: type) -> Iterator[str]:
             yield from (name for name in named if name not in _OWN_FORM)
 
 
-# Arguments that `_parameters` leaves out, because `_kept` and `_of_layer` add them by themselves.
+# Arguments that `_parameters` leaves out, because `_kept` and `_of_layer` add them.
 _OWN_FORM = {"dtype", "trainable", "activity_regularizer"}
 
 

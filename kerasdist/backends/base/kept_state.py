@@ -208,7 +208,7 @@ class KeptState:
     """
 
     def __init__(self, roots: Sequence[Place]) -> None:
-        """Stores `roots`: objects and variables that users' code names, where the search begins."""
+        """Stores `roots`: the objects and variables with which the search for state begins."""
         self._roots = roots
         self._places: dict[Any, Place] = {}
         # By the key of each object that the first replica has changed: the object's contents at the
@@ -235,7 +235,7 @@ class KeptState:
             self.put_back(self._own[replica])
 
     def take(self) -> Changes:
-        """Undoes the changes that the running replica has made in the step, and returns them."""
+        """Undoes all changes of the replica that is running, and returns these changes."""
         taken: Changes = {}
         for key, place in self._places.items():
             if not place.is_same(place.before):  # This condition is seldom true and quick to check.
