@@ -99,7 +99,7 @@ def __getattr__(name: str) -> Any:
 
 
 def _hint(name: str) -> str:
-    """Returns the error message for a name that does not exist, with advice."""
+    """Returns the error message for a name that `kerasdist` does not have, with advice."""
     said = f"module 'kerasdist' has no attribute {name!r}."
     advice = look_up(name, ADVICE, "kerasdist")
     if advice is not None:

@@ -63,15 +63,18 @@ class FirstBatches:
     def __init__(
         self, job: Job | None, *, wanted: bool, count_begun: Callable[[], int] | None = None
     ) -> None:
-        """Starts without a batch; `count_begun` is passed to `BatchHistory`."""
+        """Starts without batches; `BatchHistory` explains `count_begun`.
+
+        If `wanted` is False, the values of batches are neither recorded nor compared.
+        """
         self.history = BatchHistory(count_begun)
         self.drawn_by_threads = False
         self._job = job
-        self._wanted = wanted and job is not None  # equal on all workers
+        self._wanted = wanted and job is not None  # either all workers record batches or none
         self._waiting: list[Beginning] | None = None
-        self._names: dict[int, list[str]] = {}  # by the number of arrays in a batch
-        # The keys are names of arrays. `_checksums` has the checksum of an array in each batch.
-        # `_begins` has the number of batches before each iteration.
+        self._names: dict[int, list[str]] = {}  # names of a batch's arrays, by their number
+        # The keys are names of arrays. `_checksums` has the checksum of an array in each batch. For
+        # each iteration over the data, `_begins` has the number of batches that were read before.
         self._checksums: dict[str, array[int]] = {}
         self._begins: dict[str, list[int]] = {}
         # The arrays that were found to differ between workers, as with random augmentation.
@@ -90,7 +93,7 @@ class FirstBatches:
             yield batch
 
     def name(self, batch: Any) -> int:
-        """Records that an iteration begins; returns how many arrays of the batch have a name."""
+        """Records that an iteration begins; returns how many arrays of the batch have names."""
         names = names_of(batch)
         self._names[len(names)] = names
         for name in names:
@@ -105,9 +108,9 @@ class FirstBatches:
                 self._checksums.setdefault(name, array("Q")).append(one)
 
     def require_equal_since(self, when: str) -> None:
-        """Raises DisagreementError if workers trained on other batches since this was last called.
+        """Raises DisagreementError if workers have trained on different batches.
 
-        All workers must call this method.
+        Only batches since the last call are compared. All workers must call this method.
         """
         job = self._job
         if job is None:
@@ -137,9 +140,10 @@ class FirstBatches:
     ) -> None:
         """Reports the earliest batch that differs between workers; all workers must call it.
 
-        The report is a warning if threads draw the differing data, else an error. It is also a
-        warning if one of the arrays in `ordered` is equal on all workers. The rows of such an array
-        are not all equal, so an equal array means that all workers have the same order of rows.
+        Without `ordered`, the report is a warning if threads draw the data at random, else an
+        error. With `ordered`, the report is a warning if one of the arrays in `ordered` is equal on
+        all workers, else an error. The rows of such an array are not all equal. So if the array is
+        equal on all workers, all workers have the same order of rows.
         """
         job = self._job
         assert job is not None
@@ -166,14 +170,14 @@ class FirstBatches:
             warn_user(str(error))
 
     def clear(self) -> None:
-        """Forgets what was recorded, because a new call begins."""
+        """Forgets all recorded batches, because a new call such as `fit` begins."""
         self._waiting = None
         self._checksums.clear()
         self._begins.clear()
         self._drawn.clear()
 
     def compare(self) -> None:
-        """Compares the first batch of the last iteration between workers, unless already done.
+        """Compares the first batch of the current iteration over the data, unless already done.
 
         All workers must call this method before a step.
         """
@@ -213,7 +217,7 @@ _OTHER_VALUES = (
 
 
 def _checksum(leaf: Any, number: int) -> int:
-    """Returns a checksum of an array in the batch with this number; 0 if it is not dense."""
+    """Returns a checksum of an array of batch `number`; 0 if the array is not dense."""
     try:
         rows = leaf
         if len(leaf.shape) and math.prod(leaf.shape) * leaf.dtype.itemsize > BYTES:
@@ -228,7 +232,7 @@ def _checksum(leaf: Any, number: int) -> int:
 
 
 def names_of(batch: object) -> list[str]:
-    """Returns a name for each leaf of a batch, after the arguments of `fit`, such as ``x``."""
+    """Returns the names of a batch's leaves, such as ``x`` or ``y[0]``, as `fit` names its data."""
     is_tuple = isinstance(batch, list | tuple)
     members = zip(_MEMBERS, batch, strict=False) if is_tuple else [("x", batch)]
     names: list[str] = []

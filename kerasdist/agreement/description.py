@@ -1,9 +1,9 @@
 """Describes models, calls and values in them as JSON, so that workers can compare them.
 
-A description is equal on workers that run the same script in the same way. A description leaves out
-addresses, the order of sets and dictionaries, and names that Keras numbers, because these do not
-change the computation. Seeds and initializers are also left out, because variables start with the
-chief's values.
+A description is equal on workers that run the same script in the same way. Addresses,
+the order of sets and dictionaries, and names that Keras makes by counting, such as ``dense_1``, are
+left out, because they do not change the computation. Seeds and initializers are also left out,
+because variables start with the chief's values.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 # Arguments that do not change the computation, if the variables are equal.
 _LEFT_OUT = frozenset({"name", "seed"})
 
-# Texts that are longer than this are compared by a digest.
+# Texts of more characters than this are compared by a digest.
 _LONG = 1000
 
 # Arrays are read in blocks of `_BLOCK` bytes. If an array has more than `_MOST` bytes, only `_MOST`
@@ -109,12 +109,13 @@ def _kept(instance: object) -> dict[str, Any]:
             continue
         found[name] = value
     if isinstance(instance, keras.layers.InputLayer):
-        # In a model that is built from data, the batch size may be the number of a replica's rows.
+        # The batch size is left out: in a model that is built from data, it may be the number of a
+        # replica's rows, which may differ between workers.
         found = {**found, "batch_shape": (None, *instance.batch_shape[1:]), "input_tensor": None}
     if isinstance(instance, keras.Layer):
         found["dtype"] = instance.dtype_policy
         found["activity_regularizer"] = instance.activity_regularizer
-    options = kept.get(FUNCTION_ARGUMENTS.attribute)  # arguments of the wrapped function
+    options = kept.get(FUNCTION_ARGUMENTS.attribute)  # of the function that a loss or metric wraps
     return {**found, "options": options} if isinstance(options, dict) and options else found
 
 
@@ -145,7 +146,7 @@ def _parameters(kind: type) -> Iterator[str]:
             yield from (name for name in named if name not in _OWN_FORM)
 
 
-# Arguments that have a special form here, or are described elsewhere.
+# Arguments that `_parameters` leaves out, because `_kept` and `_of_layer` add them.
 _OWN_FORM = {"dtype", "trainable", "activity_regularizer"}
 
 
@@ -160,12 +161,12 @@ def _functions(instance: object) -> dict[str, Any]:
     }
 
 
-# Methods that Keras wraps on each layer.
+# Methods of a layer that Keras wraps and stores as attributes of the layer.
 _WRAPPED = frozenset({"build", "call", "quantize"})
 
 
 ROWS = "checksum of rows"
-"""The key of the checksum by which the values of two arrays are compared."""
+"""The key of the checksum of an array's values, in the facts that `of_array` returns."""
 
 
 def of_array(array: Any) -> dict[str, Any]:
@@ -247,7 +248,7 @@ def _digest(data: bytes) -> str:
 # The key for digests of code, among the facts that workers compare.
 KEY = "code"
 
-# Names whose values differ between workers, so that they are not compared.
+# Attributes and variables with these names may differ between workers, so they are not compared.
 OWN = frozenset(
     {
         "chief",
@@ -346,10 +347,10 @@ def _digest_of_code(code: CodeType) -> str:
     return _digest(repr(parts).encode())
 
 
-# The attribute that holds the arguments of `compile`; Keras does not track it.
+# The attribute of a model that holds the arguments of `compile`. Keras does not track it.
 _COMPILED = "_kerasdist_compiled"
 
-# The attribute that holds the facts that workers have compared since `compile`.
+# The attribute of a model that holds the facts that workers compared last; None after `compile`.
 _COMPARED = "_kerasdist_compared"
 
 
@@ -366,7 +367,11 @@ def is_compared(model: keras.Model) -> bool:
 
 
 def facts_of(model: Any, *, anew: bool) -> dict[str, Any]:
-    """Returns the facts about a model that must be equal on all workers."""
+    """Returns the facts about a model that must be equal on all workers.
+
+    If workers have already compared the model, these are the facts that they compared, unless
+    `anew` is True.
+    """
     known = vars(model).get(_COMPARED)
     return _facts(model) if known is None or anew else known
 
@@ -428,16 +433,19 @@ def _attributes(model: keras.Model) -> dict[str, Any]:
 
 _DATA = ("x", "y", "sample_weight", "validation_data")
 
-# Arguments of calls and callbacks that do not affect training.
+# Arguments of `fit` and similar calls, and of callbacks, that do not affect training.
 _ARGUMENTS_LEFT_OUT = frozenset({"self", "verbose"})
-# Further arguments of calls that are left out, or are described in another way.
+# All arguments of calls that `facts_of_call` leaves out, or describes in another way.
 _OTHERS = _ARGUMENTS_LEFT_OUT | {"callbacks", "kwargs", "return_dict", *_DATA}
 
 
 def facts_of_call(
     arguments: Mapping[str, Any], job: Job, kinds: tuple[type[Any], ...]
 ) -> dict[str, Any]:
-    """Returns the facts about a call that must be equal on all workers."""
+    """Returns the facts about a call of `fit`, for example, that must be equal on all workers.
+
+    `kinds` are the classes of callbacks that must be equal, because they change the training.
+    """
     facts = {
         f"argument {name}": described(value)
         for name, value in arguments.items()
@@ -466,13 +474,13 @@ def of_data(data: Any, job: Job | None) -> Any:
     if isinstance(data, DistributedDataset):
         ours = equivalent(data)
         if job is None and isinstance(ours, DividedDataset):
-            return of_data(ours.source, job)  # one replica reads the source itself
+            return of_data(ours.source, job)  # as for one replica, which reads the source itself
         return type(ours).__name__
     if job is not None and shards_itself(data):
         return "a part of a tf.data.Dataset"
     kind = type(data).__name__
     if isinstance(data, keras_compat.DataAdapter):
-        return "data of the same call"  # `fit` passes its validation data on to `evaluate`
+        return "data of the same call"  # validation data, which `fit` passes to `evaluate`
     if keras_compat.is_tf_dataset(data):
         return {"class": "tf.data.Dataset", "element_spec": str(data.element_spec)}
     if keras_compat.is_torch_dataloader(data):
@@ -499,7 +507,8 @@ def _of_callback(callback: keras.callbacks.Callback) -> dict[str, Any]:
     # LearningRateWarmup stores its target and start as `_given`.
     given = {*inspect.signature(type(callback).__init__).parameters, "given"}
     own = {
-        # Keras changes the sign of `min_delta` when the first epoch ends.
+        # Keras may change the sign of `min_delta` when the first epoch ends, so the sign is left
+        # out.
         name: described(abs(value) if name == "min_delta" else value)
         for name, value in vars(callback).items()
         if name.removeprefix("_") in given and name not in _ARGUMENTS_LEFT_OUT

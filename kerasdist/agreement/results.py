@@ -115,7 +115,8 @@ def checksum_in_type(array: np.ndarray[Any, Any], dtype: str) -> int:
 # larger errors if their terms cancel, and a metric jumps if an example changes its class.
 _DEVICES = 0.01
 
-# Gradients that are smaller than this fraction of the largest one may be only rounding errors.
+# A gradient whose norm is below this fraction of the largest gradient's norm is not compared,
+# because it may consist of rounding errors only.
 _LEAST_PART = 1e-3
 
 
@@ -193,15 +194,16 @@ def _shown(value: Any) -> str:
     return f"norm {value[0]:.7g} ({zlib.crc32(repr(value).encode()):08x})"
 
 
-# Matches the address of a Python function, which a program that calls Python contains.
+# Matches the address of a Python function. The text of a compiled program contains such an address
+# where the program calls a Python function.
 _NUMBER = re.compile(r"\d{6,}")
 
-# How many characters of a line of a program are sent to the other workers.
+# How many characters of a differing line of a program's text are sent to the other workers.
 _CHARACTERS = 300
 
 
 def digest_of(program: str) -> str:
-    """Returns a digest of a program that is equal on workers that run the same program."""
+    """Returns a digest of a compiled program's text; equal programs have equal digests."""
     return hashlib.sha256("\n".join(_lines(program)).encode()).hexdigest()
 
 
@@ -210,7 +212,9 @@ def _lines(program: str) -> list[str]:
 
 
 def require_equal_programs(job: Job, program: str) -> str:
-    """Returns the digest of a program that all workers run. All workers must call this function.
+    """Returns the digest of a compiled program, given as text, that must be equal on all workers.
+
+    All workers must call this function.
 
     Raises:
         DisagreementError: If workers run different programs.
@@ -254,7 +258,7 @@ class InitialBroadcast:
     def waiting(self) -> list[Any]:
         """Returns the variables to which `ensure` will give the chief's values."""
         if self._ready():
-            gc.collect()  # Otherwise, different unused variables may still exist on each worker.
+            gc.collect()  # frees unused variables, which may differ between workers
         return self._ready()
 
     def ensure(self) -> None:
@@ -270,8 +274,8 @@ class InitialBroadcast:
             for number, one in enumerate(ready)
         }
         job.assert_equal("variables made in the scope", facts)
-        # A metric that was built in an eager step has already counted this worker's examples. So
-        # the values of such a metric are not replaced.
+        # The variables of metrics keep their values: a metric that was built in an eager step has
+        # already counted this worker's examples.
         equal = [
             one for one in ready if (one.synchronization, one.aggregation) != ("on_read", "sum")
         ]
@@ -350,11 +354,12 @@ def _variables(model: keras.Model) -> list[Any]:
     return [
         one
         for one in {id(variable): variable for variable in known}.values()
-        # Workers' values of a metric differ, but moving statistics are equal on all workers.
+        # The variables of metrics (on_read, sum) differ between workers, so they are left out.
+        # Moving statistics (on_read, mean) are equal on all workers.
         if (one.synchronization != "on_read" or one.aggregation == "mean")
         and keras_compat.stored_value(one) is not None
-        # Seeds of augmenting layers are left out, because workers' pipelines read ahead
-        # differently.
+        # Seeds are left out. An augmenting layer in a data pipeline changes its seed with each
+        # batch, and the pipelines of the workers read different numbers of batches ahead.
         and not one.path.endswith("seed_generator_state")
     ]
 

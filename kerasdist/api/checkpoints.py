@@ -2,7 +2,7 @@
 
 A checkpoint has the same tree as ``keras.Model.get_state_tree``: four groups, and in each group
 nested dictionaries, whose keys are the parts of the variables' paths. `load_checkpoint` also reads
-checkpoints without these groups, or with other names before the paths.
+checkpoints without these groups, or with other names in front of the variables' paths.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ def save_checkpoint(model: keras.Model, path: str | os.PathLike[str]) -> None:
             return f"Expected a new folder, or a checkpoint to replace. Received: path='{path}'."
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir(parents=True)
-        # This write finds a full disk now, when all workers raise the error. Later, only the chief
-        # would raise the error.
+        # If the disk is full, this write fails now, and all workers raise the error. Without this
+        # write, only the chief would fail later.
         before.write_bytes(bytes(1 << 12))
         before.unlink()
         return ""
@@ -172,7 +172,8 @@ def load_checkpoint(
         if key[0] != "metrics_variables":
             (slots if key[0] in _OPTIMIZER else weights)[_path_of(key)] = key
     wanted = [(model.weights, weights, True)]
-    rest = [one for one in model.non_trainable_variables if not is_on_read(one)]  # e.g. seeds
+    # `model.weights` has no seeds, and a checkpoint may lack them. Metrics are not loaded.
+    rest = [one for one in model.non_trainable_variables if not is_on_read(one)]
     wanted.append((rest, weights, False))
     if slots and not weights_only:
         wanted.append((_slots_of(model), slots, True))
@@ -211,7 +212,7 @@ def _prepare(model: keras.Model) -> tuple[CheckpointFormat, ReplicaSet | None]:
 
 
 def _slots_of(model: Any) -> list[keras.Variable]:
-    """Returns the variables of a model's optimizer; builds the optimizer if it is not built."""
+    """Returns the variables of a model's optimizer, which is built first if necessary."""
     optimizer = getattr(model, "optimizer", None)
     if optimizer is None:
         return []

@@ -1,4 +1,4 @@
-"""`Strategy.extended`: members of a strategy for libraries, named as in ``tf.distribute``."""
+"""`Strategy.extended`: further members of a strategy, which libraries on ``tf.distribute`` use."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kerasdist.errors import ScopeError
 
 @final
 class StrategyExtended(EarlierNames):
-    """Members of a strategy for libraries; call the methods in cross-replica context.
+    """Further members of a strategy, which libraries use; call them in cross-replica context.
 
     Example::
 
@@ -207,7 +207,7 @@ class StrategyExtended(EarlierNames):
         return self._strategy.runner.read(v)
 
     def value_container(self, value: Any) -> Any:
-        """Returns the value itself, because a variable stands for all its copies.
+        """Returns the given value. A Keras variable is also the container of all its copies.
 
         Args:
             value: A variable, or the copy that `update` passed to its function.

@@ -29,9 +29,9 @@ def function(
     """Compiles a step of a custom loop with the backend's own compiler; used as a decorator.
 
     On TensorFlow the compiler is ``tf.function``. On JAX it is ``jax.jit``. Tracing finds the Keras
-    variables that the step reads and writes; the step replaces the values of these variables
-    without a copy. On PyTorch it is ``torch.compile`` if `jit_compile` is True; otherwise the
-    function is not compiled.
+    variables that the step reads and writes. Their old values are donated to the compiled step, so
+    no copies of them are made. On PyTorch the compiler is ``torch.compile`` if `jit_compile` is
+    True; otherwise the function is not compiled.
 
     Example::
 

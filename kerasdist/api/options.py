@@ -146,7 +146,7 @@ def require_choice(argument: str, value: object, choices: Sequence[object]) -> N
 
 
 def member_of(kind: type[E], value: object, argument: str) -> E:
-    """Returns the member of `kind` that has the name `value`, or the name of the member `value`."""
+    """Returns the member of `kind` with the name `value`; an enum member stands for its name."""
     name: Any = value.name if isinstance(value, enum.Enum) else value
     if isinstance(name, str) and name.upper() in kind.__members__:
         return kind[name.upper()]
@@ -157,7 +157,7 @@ def member_of(kind: type[E], value: object, argument: str) -> E:
 
 
 def convert_field(options: object, name: str, kind: type[enum.Enum]) -> None:
-    """Replaces the name of an enum member in a field of frozen options by the member."""
+    """Converts a field of frozen options from the name of an enum member to the member itself."""
     object.__setattr__(options, name, member_of(kind, getattr(options, name), name))
 
 

@@ -372,13 +372,14 @@ class Strategy(EarlierNames):
 
     @cached_property
     def sole_replica_context(self) -> ReplicaContext:
-        """The replica context of code that computes on the whole global batch."""
+        """The replica context of code that has the rows of all replicas, as `fit` on JAX has."""
         return ReplicaContext(self, 0, self.num_replicas_in_sync)
 
     def _for_all_workers(self, call: str, *, counts: bool = False) -> AbstractContextManager[None]:
         """Returns a context in which errors that a lost worker causes become WorkerLostError.
 
-        With `counts`, the call counts as a step of the job. `run` counts its own steps.
+        With `counts`, this method counts one step of the job. `run` passes False, because it counts
+        its steps elsewhere.
         """
         job = None if self.replica_set is None else self.replica_set.job
         if job is None:
@@ -433,7 +434,7 @@ class DefaultStrategy(Strategy):
     """Plain Keras: one replica, on the device that Keras chooses."""
 
     def __init__(self) -> None:
-        """Makes a default strategy; `kerasdist.get_strategy` returns the one that exists."""
+        """Makes a default strategy. Users get the existing one from `kerasdist.get_strategy`."""
         super().__init__(None)
 
     def __str__(self) -> str:

@@ -32,7 +32,7 @@ class DistributedValues(abc.ABC):  # noqa: B024  an ABC: TensorFlow's classes ar
     """
 
     def __init__(self, values: Sequence[Any]) -> None:
-        """Stores the sequence; some sequences fetch a component only when it is read."""
+        """Stores the sequence of components; it may fetch a component only when it is read."""
         self.source = values
 
     @property
@@ -81,7 +81,10 @@ def component(structure: object, index: int) -> Any:
 
 
 def equal_component(leaf: object) -> Any:
-    """Returns a component of a `Mirrored` value, or any other value; refuses a `PerReplica`."""
+    """Returns a component of a `Mirrored` value; raises ValueError for a `PerReplica`.
+
+    Any other value is returned unchanged.
+    """
     if isinstance(leaf, PerReplica):
         raise ValueError(
             "Expected arguments that are equal on all devices. Received: a PerReplica value. "

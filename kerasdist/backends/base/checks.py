@@ -57,7 +57,7 @@ def checked_axis(tensor: Any, axis: int) -> int:
 
 
 def axis_of_rows(tensor: Any, axis: int) -> int:
-    """Returns an axis along which tensors are gathered, counted from 0; refuses sparse rows."""
+    """Returns the axis along which to gather a tensor, counted from 0; refuses IndexedSlices."""
     if type(tensor).__name__ == "IndexedSlices":
         raise UnsupportedError(
             "Expected a dense tensor to gather. Received: value of type tf.IndexedSlices. Convert "
@@ -79,7 +79,7 @@ def checked_axes(tensor: Any, axis: int | Sequence[int]) -> tuple[int, ...]:
 
 
 def check_shapes(shapes: Sequence[Sequence[int | None] | None], axis: int | None = None) -> None:
-    """Refuses tensors of the replicas whose shapes cannot be combined."""
+    """Raises ShapeError if the replicas' shapes differ, other than in their sizes along `axis`."""
     known = [shape for shape in shapes if shape is not None]
     ranks = {len(shape) for shape in known}
     columns = zip(*known, strict=True) if len(ranks) < 2 else ()
@@ -102,7 +102,7 @@ def check_shapes(shapes: Sequence[Sequence[int | None] | None], axis: int | None
 
 @cache
 def check_communication(options: CommunicationOptions, on: str, heeded: tuple[str, ...]) -> None:
-    """Refuses compression and warns of other set options, unless `heeded` names the option."""
+    """Raises an error for compression, and warns of other set options, if not in `heeded`."""
     if options.compression is not None and "compression" not in heeded:
         raise UnsupportedError(
             f"Expected CommunicationOptions without compression on {on}. Received: "

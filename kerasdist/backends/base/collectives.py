@@ -88,7 +88,7 @@ class Collectives(abc.ABC):
         return None
 
     def equal_writes(self) -> AbstractContextManager[None]:
-        """Returns a context for assignments that are equal on all replicas and need not be sent."""
+        """Returns a context in which all replicas assign equal values, so they exchange nothing."""
         return nullcontext()
 
     @abc.abstractmethod
@@ -107,7 +107,7 @@ class Collectives(abc.ABC):
         """
 
     def summed(self, variables: Sequence[keras.Variable]) -> list[Any]:
-        """Returns each variable's value summed over the replicas, for variables that hold sums.
+        """Returns each variable's value summed over the replicas, for the variables of metrics.
 
         The method is used in `fit`. `all_sum` counts a replica that has no rows in this step as
         zero. This method also counts what such a replica has summed in earlier steps.
@@ -186,7 +186,7 @@ class SoleReplica(Collectives):
         return list(tensors)
 
     def mean_of_sum(self, total: Any, replicas: int) -> Any:
-        """Returns the tensor itself."""
+        """Returns `total` itself, because `all_sum` has added up nothing."""
         return total
 
     def all_gather(self, tensor: Any, axis: int = 0) -> Any:

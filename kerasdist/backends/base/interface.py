@@ -58,8 +58,8 @@ class ReplicaOptions:
             device.
         sharding: Which variables are sharded: a `kerasdist.Sharding`, or a LayoutMap of Keras.
         communication: How workers communicate.
-        offload: Which variables stay in the host's memory. ``"optimizer"``: the optimizer's.
-            None: no variables.
+        offload: Which variables stay in the host's memory. ``"optimizer"``: the optimizer's
+            variables. None: no variables.
     """
 
     batch_norm: BatchNorm | None = None
@@ -240,8 +240,8 @@ class ReplicaSet(abc.ABC):
         num_replicas: How many replicas there are, on all workers.
         local_replicas: The numbers of the replicas in this process.
         is_in_call: Whether all workers are inside a call of `fit`, `evaluate` or `predict`.
-        batch_logs_matter: Whether a callback on any worker reads the logs of each batch during that
-            call.
+        batch_logs_matter: Whether a callback on any worker reads the logs of each batch in the
+            current call of `fit`, `evaluate` or `predict`.
         reads_need_all_workers: Whether reading a variable may be a collective. This is so if
             variables are sharded, and after a custom loop on a backend that combines the replicas'
             values only when they are read.
@@ -274,7 +274,7 @@ class ReplicaSet(abc.ABC):
         job: Job | None = None,
         count_begun: Callable[[], int] | None = None,
     ) -> None:
-        """Makes the set.
+        """Makes the replica set.
 
         Args:
             devices: Devices of this machine, each at most once.
@@ -329,7 +329,7 @@ class ReplicaSet(abc.ABC):
         Args:
             variables: Keras variables that have values.
         """
-        del variables  # A backend overrides this method; without a job there is no chief.
+        del variables  # Without a job there is no other worker. For jobs a backend overrides this.
 
     def shards(self, variable: Any) -> Sequence[HeldShard]:
         """Returns this worker's shards of a variable; none if workers do not shard the variable.
@@ -387,7 +387,7 @@ class ReplicaSet(abc.ABC):
         return None
 
     def device_kind(self) -> str | None:
-        """Returns the product name of these devices; None for CPUs, or if the names differ."""
+        """Returns the product name of the set's GPUs; None for CPUs, or if the names differ."""
         names = {one.name for one in gpus.visible()}
         is_known = self.devices[0].kind == "gpu" and len(names) == 1
         return names.pop() if is_known else None
@@ -395,7 +395,7 @@ class ReplicaSet(abc.ABC):
     @property
     @abc.abstractmethod
     def runner(self) -> Runner:
-        """The runner that runs user functions on these devices."""
+        """The runner that runs user functions on the devices of this set."""
 
     @abc.abstractmethod
     def data_adapter(self, adapter: Any) -> Any:
@@ -443,9 +443,9 @@ class CheckpointFormat(abc.ABC):
         """
 
     def lacking(self, path: str, wanted: Mapping[Key, str]) -> list[str]:
-        """Describes the arrays that the checkpoint's files, by their sizes, cannot contain.
+        """Describes the wanted arrays that are damaged: their file is missing or too short.
 
-        Returns an empty list on JAX, where the sizes of files do not show which arrays are missing.
+        Returns an empty list on JAX, where the sizes of files do not show which arrays are damaged.
 
         Args:
             path: The folder with the arrays, as a path or a URL.
@@ -455,7 +455,7 @@ class CheckpointFormat(abc.ABC):
 
     @abc.abstractmethod
     def save(self, path: str, tree: Mapping[str, Any], replicas: ReplicaSet | None) -> None:
-        """Writes variables.
+        """Writes variables as a checkpoint.
 
         Args:
             path: A folder that does not exist yet, as a path or a URL.

@@ -176,7 +176,7 @@ class Names(Attributes):
                 (operator.delitem if is_dict else delattr)(self._owner, name)
 
     def values(self) -> Iterable[Any]:
-        """Returns the values at the beginning of the step."""
+        """Returns the values that the names had at the beginning of the step."""
         return self.before.values()
 
 
@@ -201,23 +201,24 @@ def _slots_of(value: object) -> Iterator[str]:
 class KeptState:
     """Finds, undoes and repeats the changes that each replica makes to Python objects in a step.
 
-    All replicas see the layers, variables and functions that one replica stores in an object, such
-    as those that the first call of a model makes. In the same object, all replicas then also see
-    the replica's other new attributes that hold no tensors. Each replica keeps all its other
-    changes from step to step. The code after a step sees the changes of the first replica.
+    If a replica stores a new layer, variable or function in an object, as the first call of a model
+    does, all replicas see it. All replicas then also see the other attributes that this replica has
+    set on the object, if these hold no tensors. Every other change is seen by its own replica only,
+    also in the next steps. The code after a step sees the changes of the first replica.
     """
 
     def __init__(self, roots: Sequence[Place]) -> None:
-        """Stores `roots`, the objects and names to which users' code refers."""
+        """Stores `roots`: the objects and variables with which the search for state begins."""
         self._roots = roots
         self._places: dict[Any, Place] = {}
-        # By key: the contents at the end of the last step, with the first replica's changes.
+        # By the key of each object that the first replica has changed: the object's contents at the
+        # end of the last step.
         self._left: dict[Any, Any] = {}
         # The changes that each replica had made by the end of the last step.
         self._own: list[Changes] = []
 
     def begin(self, replicas: int) -> None:
-        """Begins a step; drops replicas' changes to objects that changed since the last step."""
+        """Begins a step; drops replicas' changes to objects that code outside of steps changed."""
         places, left = self._places, self._left
         kept = {key for key in left if places[key].is_same(left[key])}
         self._own = [{key: one[key] for key in one if key in kept} for one in self._own]
@@ -229,12 +230,12 @@ class KeptState:
                 del own[key]
 
     def start(self, replica: int) -> None:
-        """Makes the replica's changes again, as they were at the end of the last step."""
+        """Makes those changes again that the replica had made by the end of the last step."""
         if self._own[replica]:
             self.put_back(self._own[replica])
 
     def take(self) -> Changes:
-        """Removes the replica's changes, so that all objects are as they were before the step."""
+        """Undoes all changes of the replica that is running, and returns these changes."""
         taken: Changes = {}
         for key, place in self._places.items():
             if not place.is_same(place.before):  # This condition is seldom true and quick to check.
@@ -245,7 +246,7 @@ class KeptState:
         return taken
 
     def put_back(self, taken: Changes) -> None:
-        """Makes the changes of a replica again."""
+        """Makes those changes again that `take` has undone and returned."""
         for key, contents in taken.items():
             self._places[key].write(contents)
 

@@ -18,10 +18,10 @@ class MapReader:
         self._map = layout_map
         self._sizes = sizes
         self._paths: set[str] = set()  # paths of all weights that were looked up
-        # For each path of a layer's output that was looked up: the numbers of weights and of keys
-        # that were known at that time, and the axes that were found.
+        # By the path of a layer's output: how many weights and keys `output_axes` knew, and its
+        # result. If there are more weights or keys now, `output_axes` computes the result again.
         self._outputs: dict[str, tuple[tuple[int, int], list[str | None] | None]] = {}
-        self._looked_through = 0, 0, 0  # numbers of weights, keys and outputs at the last check
+        self._looked_through = 0, 0, 0  # weights, keys and outputs at the last check
 
     def require_useful(self) -> None:
         """Raises a ValueError if a key of the map matches neither a variable nor an output."""

@@ -89,13 +89,13 @@ class Window:
 
     def _clear(self) -> None:
         self._seconds = self._data = self._collectives = 0.0
-        self._calls = array("d")  # The seconds, steps and samples of each call.
+        self._calls = array("d")  # seconds, steps and samples per call of the train function
         self._measured: list[Any] = []
         # The values of the tensors that `_measured` held before, one row per tensor.
         self._rows: list[np.ndarray[Any, Any]] = []
 
     def add(self, seconds: float, steps: int, samples: int | None, measured: Any) -> None:
-        """Adds a call of the train function; `add_time` has already added the call's time."""
+        """Adds a call of the train function, after `add_time`; `Meter.done` explains `measured`."""
         self._calls.extend((seconds, steps, math.nan if samples is None else samples))
         if measured is not None:
             self._measured.append(measured)
@@ -105,7 +105,7 @@ class Window:
             self._listener(self)
 
     def add_time(self, seconds: float, data: float, collectives: float) -> None:
-        """Adds training time, and how long of it the host waited for data and in collectives."""
+        """Adds training time, and the parts of it in which the host waited for data or workers."""
         self._seconds += seconds
         self._data += data
         self._collectives += collectives
@@ -120,7 +120,7 @@ class Window:
         seconds, steps, samples = np.array(self._calls).reshape(-1, 3).T
         data, meter = self._data, self._meter
         self._read_measured()
-        if self._rows:  # A graph has counted samples and steps, and made one row per call.
+        if self._rows:  # On TensorFlow a graph has made one row per call of the train function.
             samples, steps, waits = np.concatenate(self._rows).T
             data += float(waits.sum())
         figures = Figures(
@@ -144,8 +144,8 @@ class Meter(keras.callbacks.Callback):
     """Records the training steps of one call of `fit`; the time of validation is left out.
 
     Attributes:
-        steps: The number of steps, if each call of the train function has taken
-            `steps_per_execution` steps. The last call of an epoch may have taken fewer.
+        steps: The number of steps, counted as `steps_per_execution` for each call of the train
+            function. The last call of an epoch may really have taken fewer.
         logs: The logs that the last step returned.
         source: The data adapter of this call of `fit`.
         knows_data: Whether the time that the host waits for batches is measured.
@@ -176,7 +176,7 @@ class Meter(keras.callbacks.Callback):
         return self._windows[-1]
 
     def watch(self, watcher: Callable[[int], None]) -> None:
-        """Adds a function; it gets the number of steps after each call of the train function."""
+        """Calls `watcher` with the number of steps so far after each call of the train function."""
         self._watchers.append(watcher)
 
     def follow(self, adapter: Any) -> Any:
@@ -273,7 +273,10 @@ class Meter(keras.callbacks.Callback):
 
 
 def _grouped(seconds: Any, steps: Any, group: int) -> list[float]:
-    """Returns the seconds per step, averaged over groups of calls with about `group` steps."""
+    """Returns the seconds per step, averaged over groups of calls with about `group` steps.
+
+    If the last group has fewer than `group` steps, it is joined to the group before.
+    """
     numbers = (np.cumsum(steps) - steps) // group  # the group of steps in which each call begins
     if numbers.size and steps[numbers == numbers[-1]].sum() < group:
         numbers = np.minimum(numbers, max(numbers[-1] - 1, 0))  # joins the last two groups
@@ -282,7 +285,7 @@ def _grouped(seconds: Any, steps: Any, group: int) -> list[float]:
 
 
 def waiting_for_workers() -> AbstractContextManager[None]:
-    """Returns a context; its time counts as time that the host waited in collectives."""
+    """Returns a context; the time in its block counts as waiting in collectives."""
     return _NOTHING if current.meter is None else current.meter.in_collective()
 
 

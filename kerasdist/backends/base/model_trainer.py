@@ -17,10 +17,11 @@ class TrainerLike(Protocol):
         strategy: The strategy under which the model was made.
         replicas: The strategy's replica set.
         given_metrics: What ``compile`` got as metrics and weighted metrics.
-        made: The names of the model's methods, such as ``make_train_function``, for which the
-            trainer has made the function.
-        most_rows: The most rows with which a replica calls the model at once; None for all rows.
-        most_examples: The largest batch, in examples, for which `most_rows` is known to be right.
+        made: The names of the model's methods, such as ``make_train_function``, whose function the
+            trainer has already made.
+        most_rows: The most rows with which a replica calls the model at once, so that they fit into
+            memory; None for all its rows.
+        most_examples: The largest global batch, in examples, for which `most_rows` is known.
     """
 
     model: Any
@@ -32,7 +33,7 @@ class TrainerLike(Protocol):
     most_examples: int
 
     def keep_rows(self, rows: int | None, examples: int) -> None:
-        """Sets with how many rows a replica calls the model at once, for batches of `examples`."""
+        """Sets `most_rows` to `rows` and `most_examples` to `examples`, also for inner models."""
         ...
 
     def require_passes(self) -> None:

@@ -86,8 +86,8 @@ def ensure_equal(job: Job, *, begins: bool = False) -> None:
     """Gives all workers the chief's random states if the states differ. All workers must call this.
 
     The function warns once if states differ. At the beginning of a job (`begins`) the function only
-    warns if the chief has a seed and another worker has a different seed or none. States without a
-    seed always differ.
+    warns if the chief has a seed and another worker has a different seed or none. Without seeds the
+    states always differ then, so a warning would tell nothing.
     """
     own = {library: _digest(state) for library, state in compared().items()}
     found = job.choose("random state", own, _states_for_all)
@@ -97,7 +97,7 @@ def ensure_equal(job: Job, *, begins: bool = False) -> None:
     is_concerned = job.is_chief or job.rank in differing
     if is_concerned and (not begins or (given is not None and "keras" in apart)):
         _warn_once(job.who, ", ".join(apart), named_workers(differing))
-    if given is None or "keras" in apart:  # This also seeds TensorFlow; its state cannot be sent.
+    if given is None or "keras" in apart:  # also seeds TensorFlow, whose state cannot be sent
         seed(drawn if given is None else given)
     put_back(states)
 
@@ -105,11 +105,11 @@ def ensure_equal(job: Job, *, begins: bool = False) -> None:
 def _states_for_all(everyone: list[dict[str, str]]) -> list[Any] | None:
     """Returns the libraries whose states differ, the workers that differ, and the chief's states.
 
-    The list also has the chief's seed, and a new seed for the case that there is none. Returns None
-    if no states differ.
+    The list also has the chief's seed, and a new seed for the case that the chief has none. Returns
+    None if no states differ.
     """
-    # Only libraries that all workers have imported are compared. Another library does not shuffle
-    # data that all workers read.
+    # Only libraries that all workers have imported are compared. A library that only some workers
+    # have imported does not shuffle data that all workers read.
     common = set(everyone[0]).intersection(*everyone)
     apart = sorted(one for one in common if len({theirs[one] for theirs in everyone}) > 1)
     if not apart:

@@ -23,7 +23,7 @@ Outputs = dict[int | None, list[Any]]
 
 
 class Draws(Protocol):
-    """Supplies the random numbers, which must be equal in all steps that are compared."""
+    """Supplies a trial's random numbers, which must be equal in all trials that are compared."""
 
     def draw(self, name: str, draw: Callable[[], Any], given: Any) -> Any:
         """Returns the result of a random function.
@@ -32,7 +32,8 @@ class Draws(Protocol):
             name: The function's name.
             draw: A function without arguments that calls the random function.
             given: The random function's first argument. It is returned instead of the result if
-                the random function would only drop, scale or reorder its elements, as dropout does.
+                the function would only drop, scale or reorder this argument's elements, as dropout
+                does.
         """
 
 
@@ -63,13 +64,13 @@ class Trial(keras.StatelessScope, abc.ABC):
     through it. A variable is copied at its first use, and the copies are dropped with the trial.
 
     Attributes:
-        draws: The random draws.
+        draws: The object that supplies the step's random numbers.
         seed: The seed for random draws that Keras does not seed; equal on all workers.
         gradients: The gradients, by the number of the optimizer's step and the variable's path.
         outputs: The outputs of the model's first call, by replica; None is the key on one device.
         layer_losses: What layers added by ``add_loss`` in the step on one device.
-        makes_passes: Whether the step may call the model several times, for some rows each, as
-            steps outside of a trial do.
+        makes_passes: Whether the step may call the model several times, each time with some of the
+            rows, to need less memory. Steps outside of a trial may do this.
     """
 
     makes_passes = False
@@ -137,7 +138,7 @@ class Trial(keras.StatelessScope, abc.ABC):
         return {one.path: self.as_array(one.value) for one in variables}
 
     def change(self, part: float) -> None:
-        """Multiplies trainable variables by random factors from ``1 - part`` to ``1 + part``."""
+        """Multiplies the copies of weights by random factors from ``1 - part`` to ``1 + part``."""
         numbers = np.random.default_rng(self.seed)
         for variable in self._model.trainable_variables:
             if keras.backend.is_float_dtype(variable.dtype):
@@ -201,8 +202,8 @@ class Trial(keras.StatelessScope, abc.ABC):
     def gathered(cls, replicas: Any, batch: Any, *, spares: bool) -> TriedBatch:
         """Returns a batch with the examples of all replicas, in the order of the replicas.
 
-        If `spares`, only the examples that `sharding.trial_sizes` counts are taken. All workers
-        must call this method.
+        If `spares`, only the first examples are taken, so that a step on one device needs little
+        time and memory. All workers must call this method.
         """
         sizes = sharding.piece_sizes(rows_of(batch), replicas.num_replicas)
         chosen = sharding.trial_sizes(sizes) if spares else sizes
@@ -217,7 +218,7 @@ class Trial(keras.StatelessScope, abc.ABC):
 
 
 class MemoryTrial(Trial, abc.ABC):
-    """A trial that takes as much memory as a training step, but updates no variable."""
+    """A trial that shows whether a training step fits into memory; it updates no variable."""
 
     makes_passes = True
 
@@ -240,7 +241,7 @@ class MemoryTrial(Trial, abc.ABC):
 
 
 class _Unrepeated:
-    """Calls each random function, because no other step must get the same random numbers."""
+    """Draws new random numbers in each trial, because a `MemoryTrial` is compared with no other."""
 
     def draw(self, name: str, draw: Callable[[], Any], given: Any) -> Any:
         return draw()

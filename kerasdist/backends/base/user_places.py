@@ -1,4 +1,4 @@
-"""Finds where users' code may keep state: in objects' attributes, and in variables by name."""
+"""Finds where users' code may keep state: in attributes of objects, globals and closures."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ _PARTS: Mapping[type, Sequence[str]] = {
 
 
 def kept_state_of(model: Any) -> KeptState | None:
-    """Returns the objects that a model's user code may change; None if there are none."""
+    """Returns the state that users' code in a model may change; None if there is none."""
     places = _code_of(model).places
     return KeptState(places) if places else None
 
 
 def may_draw(model: Any) -> bool:
-    """Returns whether users' code of a model may use the random generators of Python or NumPy."""
+    """Returns whether users' code in a model may use the random generators of Python or NumPy."""
     return any("random" in name or "rng" in name.lower() for name in _code_of(model).names)
 
 
@@ -57,7 +57,7 @@ def _code_of(model: Any) -> _Code:
 
 @contextmanager
 def state_kept(model: Any) -> Iterator[None]:
-    """After the block, undoes changes of users' code to Python objects; built layers stay built."""
+    """Undoes the block's changes to users' Python objects at its end; built layers stay built."""
     kept = kept_state_of(model)
     if kept:
         kept.begin(0)
@@ -70,7 +70,7 @@ def state_kept(model: Any) -> Iterator[None]:
 
 @final
 class _Code:
-    """Collects the objects, classes and functions of users, and what their code names."""
+    """Collects where users' code may keep state, and the names that occur in this code."""
 
     def __init__(self) -> None:
         self.places: list[Place] = []

@@ -64,10 +64,10 @@ def never_synchronized() -> ValueError:
 
 
 def require_first_made(variable: keras.Variable) -> None:
-    """Raises an error if a shared variable is not made by the first replica of this process.
+    """Raises an error if a later replica of a process makes a variable that all replicas share.
 
-    The check is for PyTorch, whose replicas run one after another. On TensorFlow all replicas make
-    a variable together.
+    The first replica must make such a variable. The check is for PyTorch, whose replicas run one
+    after another. On TensorFlow all replicas make a variable together.
     """
     replica = current.replica
     if replica is None or replica.local_batch is not None:
@@ -98,7 +98,7 @@ def is_sum_on_read(variable: keras.Variable) -> bool:
 
 
 def counts_all_replicas(variable: keras.Variable) -> bool:
-    """Returns whether a variable is aggregated by sum or mean; refuses types that have neither."""
+    """Returns whether a variable is aggregated by sum or mean; checks that its type allows it."""
     dtype = keras_compat.stored_dtype(variable)
     if variable.aggregation == "mean" and (dtype == "bool" or "int" in dtype):
         raise ValueError(
@@ -127,16 +127,16 @@ class WithoutCommonValue(keras.Variable):
 
     @property
     def value(self) -> Any:
-        """The value. An error outside of replicas, trials and `StrategyExtended.update`."""
+        """The value, in replicas, trials and `StrategyExtended.update`; elsewhere an error."""
         if current.replica is None and current.trial is None and not current.updates_copies:
             require_aggregate(self)
         return super().value
 
 
 def shares_of_integers(total: Any, replicas: int) -> tuple[Any, Any]:
-    """Divides an integer into one part per replica; returns the first part and each other part.
+    """Returns the parts of an integer for the first replica, and for each of the other replicas.
 
-    The first part includes the remainder, because equal parts would not add up to the integer.
+    The parts add up to the integer, so the first part includes the remainder of the division.
     """
     share = total // replicas
     return total - share * (replicas - 1), share

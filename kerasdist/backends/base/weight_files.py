@@ -27,7 +27,7 @@ class _Comparison:
     """The result of comparing a weight file with a model.
 
     Attributes:
-        file: The file that was read last. Weights with an index are stored in several files.
+        file: The file that was read last. Keras may save a model in several files.
         met: The ids of the variables for which the file has an entry.
         others: A description of each entry whose shape is not that of its variable.
     """
@@ -47,12 +47,12 @@ _thread = _Thread()
 
 @cache
 def install() -> None:
-    """Makes Keras compare a weight file with the model before it loads; once per process."""
+    """Makes Keras compare each weight file with the model before it loads the file."""
     keras_compat.install(load_weights=_load, read_weight=_read)
 
 
 def is_compared(variable: keras.Variable, value: Any) -> bool:
-    """Returns whether a file is being compared, so that the value must not be assigned.
+    """Returns whether a file is only being compared, so that no value may be assigned.
 
     If so, the function records that the file has the variable, and any difference in shape.
     """

@@ -200,7 +200,7 @@ class PlanningBackend(JaxBackend):
     """A backend whose devices are descriptions; models can be made on them, but not trained.
 
     A script may name any devices: its strategy always gets replicas on all described devices. If
-    `sharding` or `offload` is given here, it replaces the argument of the strategy.
+    the plan sets `sharding` or `offload`, this replaces the argument of the script's strategy.
     """
 
     def __init__(

@@ -35,7 +35,7 @@ from kerasdist.core.devices import Device
 from kerasdist.errors import DeviceError, JobError, UnsupportedError
 from kerasdist.job.job import Job, current_job
 
-# Its type is Any, because JAX adds the settings to the class of `jax.config` only at run time.
+# `_config` has the type Any, because JAX adds the settings to `jax.config`'s class at run time.
 _config: Any = jax.config
 
 _SETTINGS = (
@@ -220,7 +220,7 @@ def matmul_flops(jaxpr: Any) -> Counter[str]:
         elif name == "conv_general_dilated":
             left, kernel = (one.aval for one in equation.invars)
             outputs = kernel.shape[parameters["dimension_numbers"].rhs_spec[0]]
-            # The zeros between the elements of a dilated input are not multiplied.
+            # A dilated input has zeros between its elements. Products with these are not counted.
             inner = math.prod(kernel.shape) / outputs / math.prod(parameters["lhs_dilation"])
             found[str(left.dtype)] += 2 * inner * math.prod(equation.outvars[0].aval.shape)
         # cuDNN's attention, whose query and key have the axes (batch, length, head, size)

@@ -23,8 +23,8 @@ from kerasdist.keras_compat import ops
 
 # The folders of a step in which Keras's OrbaxCheckpoint and Orbax's CheckpointManager keep arrays.
 _INNER = ("pytree", "default")
-# How many bytes of arrays are read at a time. Memory must hold these bytes in addition to the
-# values of the variables.
+# How many bytes of arrays are read at a time; in large checkpoints it is a sixteenth of all bytes.
+# Memory must hold these bytes in addition to the values of the variables.
 _AT_ONCE = 1 << 26
 
 
@@ -44,7 +44,7 @@ class OrbaxFormat(CheckpointFormat):
             ) from error
 
     def folder_in(self, path: Path) -> Path | None:
-        """Returns the folder of the arrays: `path`, or a folder in it; None if there is none."""
+        """Returns the folder of the arrays: `path` or a folder in it; None without a checkpoint."""
         places = (path, *(path / one for one in _INNER))
         return next((one for one in places if super(OrbaxFormat, self).folder_in(one)), None)
 

@@ -45,7 +45,7 @@ def connect(job: Job, gpus: Sequence[int] | None = None) -> None:
         job: The job of this process.
         gpus: The numbers of the GPUs that JAX shall use. Empty: no GPU. None: all GPUs.
     """
-    config: Any = jax.config  # JAX adds the settings to its class only at run time
+    config: Any = jax.config  # Any: JAX adds the settings to the config's class at run time
     if gpus is not None and not gpus and not config.jax_platforms:
         jax.config.update("jax_platforms", "cpu")
     # JAX's preemption service would catch SIGTERM, by which schedulers and users end a process.
@@ -60,7 +60,7 @@ def connect(job: Job, gpus: Sequence[int] | None = None) -> None:
     else:
         relay = Relay(service, job.timeouts.join)
         way = relay.address
-        job.at_leave(relay.close)  # The relay is closed after JAX has disconnected through it.
+        job.at_leave(relay.close)  # `at_leave` runs in reverse order, so JAX disconnects first
     try:
         jax.distributed.initialize(
             coordinator_address=way,
@@ -89,7 +89,7 @@ def connect(job: Job, gpus: Sequence[int] | None = None) -> None:
         ) from error
     job.at_leave(jax.distributed.shutdown)
     with listening.waiting_their_turn():
-        jax.local_devices()  # This call starts JAX, and with it Gloo.
+        jax.local_devices()  # This call starts JAX, and with it the threads of Gloo.
 
 
 def check_way_back(job: Job) -> None:
