@@ -104,7 +104,7 @@ class WorkerPlacement(Placement):
         if isinstance(array, jax.Array) and is_sharded(array):
             return self._resharded(array, sharding)
         rows = self.copy_if_shared(local_copy(array))
-        if sharding.memory_kind == HOST:  # otherwise a device's array would stay on the device
+        if sharding.memory_kind == HOST:  # an array in device memory must move to the host
             rows = np.asarray(rows)
         made = jax.make_array_from_callback(
             np.shape(rows),
