@@ -109,7 +109,8 @@ def mark_in_steps(
 ) -> None:
     """Makes variables readable while steps of this thread hold their values.
 
-    Such a read calls ``copied(variable, name, index)``, which returns a copy of the value.
+    Such a read calls ``copied(variable, name, index)``, which returns a copy of the value. `name`
+    is the name of this list of the model's variables, and `index` is the position in the list.
     """
     here, method = threading.get_ident(), weakref.WeakMethod(copied)
     for index, variable in enumerate(variables):

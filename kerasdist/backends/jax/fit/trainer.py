@@ -51,7 +51,7 @@ _PREDICT_STATE = ("trainable_variables", "non_trainable_variables")
 def install() -> None:
     """Makes models store the state of steps without Keras's tracking of attributes.
 
-    Keras would search all of the state for layers and variables each time.
+    The tracking would search all state for layers and variables in each step.
     """
     keras_compat.install(set_attribute=keras_compat.Method(_untracked))
 

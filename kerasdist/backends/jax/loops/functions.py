@@ -129,7 +129,10 @@ _Value = TypeVar("_Value")
 
 @final
 class _Kept(Generic[_Value]):
-    """A cache of recently used values by key; drops an entry when one of its objects is freed."""
+    """A cache of recently used values by key.
+
+    An entry refers weakly to objects, and is dropped when one of these objects is freed.
+    """
 
     def __init__(self) -> None:
         self._entries: OrderedDict[Hashable, tuple[_Value, list[Any]]] = OrderedDict()
@@ -236,7 +239,7 @@ class Program:
                 try:
                     # The lock `donation.launching` is not taken here. The program may have a
                     # callback to the host, which runs in another thread. If the callback calls a
-                    # function that takes the lock, it would wait for the lock forever.
+                    # function that takes the lock, it may wait for the lock forever.
                     with donation.passing(executable.known):
                         outputs = executable.launch(traced, arguments.arrays)
                     break
@@ -262,8 +265,8 @@ class _Arguments:
 
     Attributes:
         arrays: The arguments that are arrays; these are the inputs of the program.
-        objects: The other arguments that are compared by identity; they are constants of the
-        program.
+        objects: The arguments that are not arrays, and that are compared by identity. They are
+            constants of the program.
         form: The key of the compiled version: structure, shapes, types and constants.
     """
 
@@ -408,7 +411,7 @@ class Executable:
                 self.place.record(self._digest[:12])
             # A launch is one call of C code, and Python raises KeyboardInterrupt only between its
             # own instructions. So no interrupt can come after old values are consumed and before
-            # new values are kept.
+            # `results` has the new values.
             results.extend(map(self._compiled, *([one] for one in arguments)))
         finally:
             self._traced = None

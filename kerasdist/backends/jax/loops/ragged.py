@@ -68,7 +68,7 @@ class _Inside(BaseException):
 
 @final
 class _Replay(Exchange):
-    """Gives the code the results of earlier exchanges; the next exchange raises `_Pause`."""
+    """Gives the code the known results of exchanges; the first unknown one raises `_Pause`."""
 
     def __init__(self, results: Sequence[tuple[str, Sequence[Any]]], group: int) -> None:
         self._results = results

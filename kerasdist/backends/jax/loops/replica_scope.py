@@ -39,7 +39,7 @@ class Differentiated:
     """The result of differentiating a function: its value, its gradients and other results.
 
     Attributes:
-        value: The value.
+        value: The value of the function.
         gradients: One gradient for each value by which the function was differentiated.
         parts: Arrays that the function returned besides the value.
         notes: Python objects that belong to the call of the function, such as a scope.
@@ -136,7 +136,7 @@ class ReplicaScope(Scope):
         return value
 
     def peek(self, variable: keras.Variable) -> jax.Array:
-        """Returns this replica's value."""
+        """Returns the value that a variable has on this replica."""
         value = self.state_mapping.get(id(variable))
         if value is None:
             value = self._outer.peek(variable)

@@ -95,7 +95,7 @@ class ProgramScope(Scope):
         return value
 
     def store(self, variable: keras.Variable, value: jax.Array, stack: jax.Array | None) -> None:
-        """Sets a variable's value, and the replicas' components if `stack` has them."""
+        """Sets a variable's value and, if `stack` is not None, the replicas' components."""
         key = id(variable)
         if key not in self.known:
             self.variables[key] = variable

@@ -531,7 +531,7 @@ def _are_of_workers(devices: Sequence[Any]) -> bool:
 
 
 def only_first(tensor: jax.Array) -> jax.Array:
-    """Returns a replica's term of a sum over the replicas that has the value of replica 0.
+    """Returns a term for a sum over the replicas, so that the sum is the tensor of replica 0.
 
     This is `tensor` on replica 0, and zeros on the other replicas. Booleans become int8.
     """

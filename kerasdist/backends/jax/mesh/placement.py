@@ -238,7 +238,7 @@ class Placement:
             return program(state, batches)
 
     def _note_batch(self, batch: Any) -> None:
-        """Notes the shapes of an eager step's batch, which several workers would compare."""
+        """Notes the shapes of an eager step's batch. Does nothing here; several workers need it."""
 
     def compare(self, program: Any, *arguments: object) -> str:
         """Compares a new program for these arguments with the programs of the other workers.

@@ -28,8 +28,8 @@ HOST = "/device:CPU:0"
 
 # The name of the operation that divides a batch, by which its errors are recognised.
 _DIVISION = "kerasdist_division_of_the_global_batch"
-# Finds the operation that failed in TensorFlow's message. Operations that only waited for the
-# failed one have another form there: ``[[name/_30]]``.
+# Finds the failed operation in the message of TensorFlow's error. Operations that only waited for
+# the failed operation have another form in the message: ``[[name/_30]]``.
 _FAILED_DIVISION = re.compile(rf"\{{\{{node [^}}]*{_DIVISION}[^}}]*\}}\}}")
 
 
