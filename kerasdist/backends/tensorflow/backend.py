@@ -67,7 +67,10 @@ class TensorFlowBackend(Backend):
             ) from error
 
     def settings(self) -> dict[str, Any]:
-        """Returns whether functions run eagerly, in which case collectives run one by one."""
+        """Returns whether functions run eagerly.
+
+        Workers must agree, because in eager functions collectives run one by one.
+        """
         return {"run_functions_eagerly": tf.config.functions_run_eagerly()}
 
     def replica_set(
