@@ -50,7 +50,7 @@ def _of_keras() -> Backend:
             f"Expected Keras to run on one of {sorted(_MODULES)}. Received: backend={name!r}. Set "
             "the variable KERAS_BACKEND before Keras is imported."
         )
-    for kind in (PerReplica, Mirrored):  # no values of these classes exist before this call
+    for kind in (PerReplica, Mirrored):  # before the first object of these classes
         keras_compat.register_tree_node(kind)
     return importlib.import_module(_MODULES[name]).BACKEND
 

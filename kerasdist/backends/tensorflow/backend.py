@@ -67,7 +67,10 @@ class TensorFlowBackend(Backend):
             ) from error
 
     def settings(self) -> dict[str, Any]:
-        """Returns whether functions run eagerly; if so, collectives run one by one."""
+        """Returns whether functions run eagerly.
+
+        Workers must agree, because in eager functions collectives run one by one.
+        """
         return {"run_functions_eagerly": tf.config.functions_run_eagerly()}
 
     def replica_set(
@@ -177,8 +180,8 @@ class TensorFlowBackend(Backend):
                     f"{tuple(value.shape)}. Take its mean or sum, or return what else you need "
                     "as the second of a pair, with has_aux=True."
                 )
-        # If user code calls a `tf.function` that is already traced, no read calls the listener
-        # above. The tape records these reads.
+        # Reads in a `tf.function` that is already traced do not call the listener above, but the
+        # tape records them.
         seen = {id(one.handle) for one in tape.watched_variables() if one.trainable}
         return result, [
             tf.zeros(source.shape, source.dtype)

@@ -52,11 +52,11 @@ def take(batch: object) -> Any:
 
 @final
 class PlacedAdapter(WrappedAdapter):
-    """Yields batches whose transfer to the devices has already started, if that saves time.
+    """Yields single batches, whose transfer to accelerators has already started.
 
-    Keras asks for each batch one step ahead, and puts its arrays on the default device, except
-    arrays that are already on a mesh. Since version 3.16 Keras asks for stacks of batches if an
-    execution has several steps. This adapter yields single batches nevertheless, because
+    Keras asks for each batch one step ahead, and puts the batch's arrays on the default device,
+    except arrays that are already on a mesh. Since version 3.16 Keras asks for stacks of batches if
+    an execution has several steps. This adapter yields single batches nevertheless, because
     `StepFunction` itself stacks them.
     """
 
@@ -66,7 +66,7 @@ class PlacedAdapter(WrappedAdapter):
         self._first_batches = first_batches
 
     def get_jax_iterator(self, super_batch: int | None = None) -> Iterator[object]:
-        """Returns single batches, on the replicas' devices."""
+        """Returns an iterator over single batches, even if Keras asks for stacks of batches."""
         if isinstance(self._place, WorkerPlacement):
             return map(_held, self._of_workers(self._place))
         if self._place.places_ahead:
@@ -81,7 +81,7 @@ class PlacedAdapter(WrappedAdapter):
         return map(self._place.batch, batches)
 
     def _of_workers(self, place: WorkerPlacement) -> Iterator[object]:
-        """Returns global batches, of which each worker reads only its replicas' rows if it can."""
+        """Returns global batches; if possible, each worker reads only the rows of its replicas."""
         if isinstance(self._inner, WorkerBatches):
             return (_of_all_workers(own, place) for own in self._inner.get_jax_iterator())
         if takes_rows(self._inner):

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 # JAX crashes if a thread copies an array that another program consumes (seen with 0.10.2).
 launching = threading.RLock()
 
-# By variable: its array, if no other code refers to the array.
+# Maps a variable to its array, if nothing but the variable refers to the array.
 _unread: VariableTable[jax.Array] = VariableTable()
 
 
@@ -75,7 +75,10 @@ def passing(keys: Iterable[int]) -> Generator[None]:
 
 
 def read(original: Callable[[Any], Any], variable: keras.Variable) -> Any:
-    """Reads a Keras variable, even while steps hold its value; callers call `mark_read` first."""
+    """Reads a Keras variable, even while steps of `fit` hold its value.
+
+    The caller must call `mark_read` first.
+    """
     known = _in_steps.get(variable)
     while known is not None and keras_compat.get_stateless_scope() is None:
         stored, copied = keras_compat.stored_value(variable), known.copied()
@@ -94,8 +97,8 @@ def read(original: Callable[[Any], Any], variable: keras.Variable) -> Any:
     own = local_copy(stored)
     if own is stored:
         return original(variable)
-    # In a job a variable holds a global array, with which one worker alone cannot compute. So the
-    # code that reads the variable gets this worker's copy.
+    # In a job of several workers a variable holds a global array, with which one worker alone
+    # cannot compute. So the code that reads the variable gets this worker's copy.
     scope = keras_compat.get_stateless_scope()
     value = None if scope is None else scope.get_current_value(variable)
     return keras_compat.autocast(variable, own if value is None else value)
@@ -106,7 +109,8 @@ def mark_in_steps(
 ) -> None:
     """Makes variables readable while steps of this thread hold their values.
 
-    Such a read calls ``copied(variable, name, index)``, which returns a copy of the value.
+    Such a read calls ``copied(variable, name, index)``, which returns a copy of the value. `name`
+    is the name of this list of the model's variables, and `index` is the position in the list.
     """
     here, method = threading.get_ident(), weakref.WeakMethod(copied)
     for index, variable in enumerate(variables):
@@ -125,7 +129,10 @@ def mark_unread(variables: Iterable[keras.Variable], arrays: Iterable[jax.Array]
 
 
 def consumable(variables: Iterable[keras.Variable], arrays: Sequence[jax.Array]) -> list[jax.Array]:
-    """Returns arrays to consume: variables' arrays, or copies if other code may refer to these."""
+    """Returns variables' arrays for a program that consumes its inputs.
+
+    An array is copied if other code may refer to it.
+    """
     return [
         array if _unread.get(variable) is array else copied(array)
         for variable, array in zip(variables, arrays, strict=True)

@@ -36,7 +36,7 @@ class Rows:
 
     @property
     def own(self) -> int:
-        """The most rows that a replica has."""
+        """The largest number of rows that a replica has."""
         return -(-self.count // self.replicas)
 
     @property
@@ -68,7 +68,8 @@ def rows_of_passes(trainer: Any, args: Sequence[Any], kwargs: Mapping[str, Any])
     if kwargs.get("training") is False:
         return None
     count, divisor = passes.rows_of(args), trainer.replicas.num_replicas
-    divisor = divisor if count >= divisor else 1  # fewer rows are not divided
+    # A batch with fewer rows than replicas is not divided among the replicas.
+    divisor = divisor if count >= divisor else 1
     number = -(-count // (divisor * most))
     return Rows(count, divisor, number) if number > 1 else None
 

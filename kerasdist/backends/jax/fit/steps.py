@@ -39,8 +39,8 @@ class StepFunction:
                 are compiled or run operation by operation.
             step: A step, which is a function of state and batch.
             arrays: The placement on which the step runs.
-            keeps_outputs: Whether an execution returns the outputs of all its steps, one after
-                another, and not only those of the last step.
+            keeps_outputs: Whether an execution returns the concatenated outputs of all its steps,
+                as `predict` needs them, and not only the outputs of the last step.
         """
         self._arrays = arrays
         self._steps: int = model.steps_per_execution
@@ -74,7 +74,8 @@ class StepFunction:
     ) -> tuple[list[object], object, Sequence[object]]:
         """Runs the steps that can be one program; returns outputs, state and remaining batches."""
         count = _count_alike(batches)
-        # Fewer batches run step by step, because each number of batches needs its own program.
+        # If too few batches are alike, the steps run one by one, because each number of batches
+        # needs its own program.
         if len(batches) < self._steps or count < max(self._steps - 1, 2):
             return [], state, batches
         try:
@@ -92,7 +93,8 @@ class StepFunction:
         # of a deleted one, the new loss would be counted twice or not at all.
         for layer in [self._model, *keras_compat.flat_layers(self._model)]:
             keras_compat.loss_ids_on(layer).clear()
-        # A step has the rows of the global batch, so it runs as one replica, even in a scope.
+        # A step has all rows of the global batch, so it runs as a single replica, even if it is
+        # called in the scope of a strategy with several replicas.
         alone = context.default_strategy().sole_replica_context
         with context.replica_scope(alone), context.whole_step(vars(self._model)[TRAINER].strategy):
             return self._user_step(state, batch)

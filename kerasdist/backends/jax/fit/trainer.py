@@ -51,7 +51,7 @@ _PREDICT_STATE = ("trainable_variables", "non_trainable_variables")
 def install() -> None:
     """Makes models store the state of steps without Keras's tracking of attributes.
 
-    The tracking would search through all state.
+    The tracking would search all state for layers and variables in each step.
     """
     keras_compat.install(set_attribute=keras_compat.Method(_untracked))
 
@@ -77,9 +77,9 @@ class JaxTrainer(ReplicatedTrainer):
     if TYPE_CHECKING:
         replicas: _Replicas
 
-    # The thread whose steps took the values out of the variables last.
+    # The thread in which `fit`, `evaluate` or `predict` last took values out of the variables.
     _steps_thread = 0
-    # Whether a step failed after it had consumed the state.
+    # Whether a step has failed after it had consumed the values of the model's variables.
     _is_lost = False
 
     def __init__(self, model: Any, strategy: Strategy, replicas: Any) -> None:
@@ -90,7 +90,11 @@ class JaxTrainer(ReplicatedTrainer):
             replicas.logical_devices.rule.add_map_of(type(model))
 
     def __call__(self, original: Original, *args: object, **kwargs: object) -> Any:
-        """Calls the model. If Keras calls the model to build layers, passes this worker's rows."""
+        """Calls the model.
+
+        If Keras calls the model with a global array, to build layers, only this worker's rows of
+        the array are passed.
+        """
         args, kwargs = jax.tree.map(_rows_here, take((args, kwargs)))
         is_before_steps = not current.replicas and keras_compat.get_stateless_scope() is not None
         with self.building() if is_before_steps and not self.model.built else nullcontext():
@@ -105,7 +109,7 @@ class JaxTrainer(ReplicatedTrainer):
         return_losses: bool = False,
         **kwargs: object,
     ) -> Any:
-        """Calls the model; in a step, in several passes if a device has more rows than allowed."""
+        """Calls the model; in a step, in several passes if one pass may not have all rows."""
         call = partial(original, weights, state)
         rows = passes.rows_of_passes(self, args, kwargs)
         if rows is None:
@@ -170,13 +174,16 @@ class JaxTrainer(ReplicatedTrainer):
         keeps_outputs: bool = False,
         is_measured: bool = False,
     ) -> None:
-        """Makes a function, and sets the model's attribute to it, unless the attribute is set."""
+        """Sets the model's attribute to a function that runs `step` on batches.
+
+        If the attribute already has a function, it is replaced only with `force`.
+        """
         model = self.model
         self._begin()
         if getattr(model, attribute) is not None and not force:
             return
         if self.replicas.num_replicas > 1:
-            prepare(model, self.strategy)  # also refuses inexact losses
+            prepare(model, self.strategy)  # also refuses what replicas compute inexactly
         arrays = self.replicas.arrays
         make = partial(StepFunction, model, step, arrays, keeps_outputs=keeps_outputs)
         run = make()
@@ -218,17 +225,18 @@ class JaxTrainer(ReplicatedTrainer):
     def _with_rows_found(
         self, make: Callable[[], StepFunction], run: StepFunction, state: Any, batches: Any
     ) -> tuple[StepFunction, Iterator[Any]]:
-        """Finds how many rows fit into a replica's memory; returns step function and batches.
+        """Finds how many rows a pass may have, so that a step fits into a device's memory.
 
-        No program runs, because XLA reports the memory that a program would need. All workers must
-        call this method.
+        Returns the step function for this number of rows, and the batches of the next execution,
+        which this method takes from `batches`. No program runs, because XLA reports the memory that
+        a program would need. All workers must call this method.
         """
         replicas, steps = self.replicas, itertools.islice(batches, self.model.steps_per_execution)
         taken = list(map(replicas.arrays.copy_batch, steps))
 
         def attempt(batch: Any) -> None:
             nonlocal run
-            if self.most_rows is not None:  # another number of rows needs a new trace
+            if self.most_rows is not None:  # another number of rows in a pass needs a new trace
                 run = make()
             needed = run.compiled.bytes_needed(state, [replicas.arrays.batch(batch)])
             free = replicas.free_bytes()

@@ -20,7 +20,7 @@ from kerasdist.backends.jax.mesh.arrays import copied
 
 @final
 class JaxTrial(Trial):
-    """A trial of a JAX step, which is a function that takes the state.
+    """A trial of a JAX step, which takes the variables' values as arguments.
 
     The program on one device and the program on the mesh draw the same random numbers. Gradients
     and outputs are not compared, because they are tracers.
@@ -30,7 +30,7 @@ class JaxTrial(Trial):
     _change = 0.0
 
     def copy(self, variable: keras.Variable) -> Any:
-        """Returns the variable's own array, which the step cannot change.
+        """Returns the variable's own array; no copy is needed, because the step cannot change it.
 
         From now on no program may consume the array.
         """
@@ -38,7 +38,7 @@ class JaxTrial(Trial):
         return keras_compat.held_value(variable)
 
     def write(self, variable: keras.Variable, value: Any) -> None:
-        """Assigns to the copy of a variable."""
+        """Stores the value that a variable has after the step; the variable does not change."""
         self._copies[id(variable)] = variable, value
 
     def values(self, variables: Sequence[keras.Variable]) -> dict[str, Any]:
@@ -51,7 +51,10 @@ class JaxTrial(Trial):
         }
 
     def change(self, part: float) -> None:
-        """Makes the step on one device multiply trainable variables by random factors first."""
+        """Lets the step on one device start from trainable variables times random factors.
+
+        The factors are from ``1 - part`` to ``1 + part``.
+        """
         self._change = part
 
     def _changed(self, value: Any, numbers: np.random.Generator) -> Any:

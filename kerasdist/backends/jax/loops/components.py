@@ -78,7 +78,7 @@ def derived(variable: keras.Variable, aggregate: jax.Array, replicas: int) -> ja
 
 
 def split_sum(total: jax.Array, replicas: int) -> tuple[jax.Array, jax.Array]:
-    """Divides a sum among replicas; returns the first replica's part, and each other's part."""
+    """Divides a sum among replicas; returns replica 0's part, and every other replica's part."""
     if jnp.issubdtype(total.dtype, jnp.integer):
         return shares_of_integers(total, replicas)
     share = divide(total, replicas)

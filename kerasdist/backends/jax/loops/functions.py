@@ -37,8 +37,8 @@ from kerasdist.core.internals import codes_in
 from kerasdist.errors import ScopeError
 from kerasdist.job.job import FUNCTION, translating_failures
 
-# The most compiled versions of a function that are kept. Each version is for other shapes of the
-# arguments, or other constants.
+# How many compiled versions of a function are kept at most. Arguments of other shapes, or other
+# constants as arguments, need another version.
 _VERSIONS = 128
 # Functions with the same code share a program if the values that they refer to are equal. Values of
 # these types are compared by equality, other values by identity.
@@ -64,7 +64,11 @@ def function(function: Callable[..., Any]) -> Callable[..., Any]:
 def value_and_grad(
     function: Callable[[], Any], variables: Sequence[keras.Variable], has_aux: bool
 ) -> tuple[Any, list[Any]]:
-    """Returns a function's result and gradients; an `OverlayScope` makes variables its inputs."""
+    """Returns a function's result, and the gradients with respect to Keras variables.
+
+    JAX differentiates only with respect to inputs. So while the function runs, an `OverlayScope`
+    gives the variables the values that JAX passes as inputs.
+    """
     outer = scopes.current()
     by_key = {id(variable): variable for variable in variables}
     values = [_value(outer, variable) for variable in by_key.values()]
@@ -125,7 +129,10 @@ _Value = TypeVar("_Value")
 
 @final
 class _Kept(Generic[_Value]):
-    """A cache of recently used values by key; drops an entry when one of its objects is freed."""
+    """A cache of recently used values by key.
+
+    An entry refers weakly to objects, and is dropped when one of these objects is freed.
+    """
 
     def __init__(self) -> None:
         self._entries: OrderedDict[Hashable, tuple[_Value, list[Any]]] = OrderedDict()
@@ -155,8 +162,8 @@ class _Kept(Generic[_Value]):
 class Programs:
     """The programs of functions; each program lives as long as its function.
 
-    Functions that have the same code and refer to the same objects share a program. An example are
-    the functions that a lambda in a loop makes.
+    Functions that have the same code and refer to the same objects share a program. For example, a
+    lambda expression in a loop makes such functions.
     """
 
     def __init__(self) -> None:
@@ -230,8 +237,9 @@ class Program:
                 executable = self._keep(key, executable.extended(None), objects)
             for _ in range(_TRACINGS):
                 try:
-                    # The lock `donation.launching` is not taken here. A callback from the program
-                    # to the host may call functions in another thread, and would wait for the lock.
+                    # The lock `donation.launching` is not taken here. The program may have a
+                    # callback to the host, which runs in another thread. If the callback calls a
+                    # function that takes the lock, it may wait for the lock forever.
                     with donation.passing(executable.known):
                         outputs = executable.launch(traced, arguments.arrays)
                     break
@@ -257,16 +265,16 @@ class _Arguments:
 
     Attributes:
         arrays: The arguments that are arrays; these are the inputs of the program.
-        objects: The other arguments that are compared by identity; they are constants of the
-        program.
+        objects: The arguments that are not arrays, and that are compared by identity. They are
+            constants of the program.
         form: The key of the compiled version: structure, shapes, types and constants.
     """
 
     def __init__(self, structure: Any) -> None:
         self.arrays: list[Any] = []
         self.objects: list[Any] = []
-        # `in_one_array` leaves components separate if they differ in rank or type. `source_of`
-        # refuses such components later.
+        # `in_one_array` puts the components of a distributed value into one array, except
+        # components that differ in rank or type. `source_of` refuses such components later.
         joined = map_values(in_one_array, structure)
         self._leaves, self._structure = jax.tree.flatten(joined)
         self.form: Hashable = self._structure, *map(self._entered, range(len(self._leaves)))
@@ -360,7 +368,7 @@ class Executable:
         self._written_apart: list[int] = []
         self._constants: list[Any] = []
         self._structure: Any = None
-        self._digest: str | None = None  # the digest that workers compare with each other
+        self._digest: str | None = None  # of the compiled program; workers compare this digest
 
     def variables(self) -> dict[int, Any]:
         """Returns the known variables, by their ids."""
@@ -403,7 +411,7 @@ class Executable:
                 self.place.record(self._digest[:12])
             # A launch is one call of C code, and Python raises KeyboardInterrupt only between its
             # own instructions. So no interrupt can come after old values are consumed and before
-            # new values are kept.
+            # `results` has the new values.
             results.extend(map(self._compiled, *([one] for one in arguments)))
         finally:
             self._traced = None
@@ -419,7 +427,7 @@ class Executable:
         return results[0]
 
     def finish(self, outputs: tuple[Any, ...]) -> Any:
-        """Returns the user's results of a launch; may wait for the devices."""
+        """Returns the results of the user's function for one launch; may wait for the devices."""
         new, _, found = outputs
         if self.place is not None:
             self.place.after_launch(found, new)
@@ -469,7 +477,8 @@ class Executable:
             results = map_values(in_one_array, self._traced(arrays))
         if scope.variables or (place is None and scope.place is not None):
             raise Incomplete(scope)
-        # A variable whose array is consumed needs a new array, even if this trace writes none.
+        # A variable whose array is consumed needs a new array, even if this trace does not write
+        # the variable.
         written = {**dict(list(known.items())[: self._consumed]), **scope.written}
         apart = {key: v for key, v in written.items() if scope.written_stack(v) is not None}
         self._written, self._written_apart = list(written), list(apart)

@@ -106,7 +106,8 @@ def _gathered(
     replicas, rows = layout.replicas, inputs.shape[0]
     each = -(-rows // replicas)
     if rows % replicas and weights is None:
-        # The last replicas get padding rows, which need the weight 0.
+        # The last replicas get padding rows. `_by_replica` gives these rows the weight 0, so the
+        # real rows need weights, too.
         shape = (rows, *[1] * (inputs.ndim - 1))
         weights = jnp.ones(shape, inputs.dtype)
     local_batches = _by_replica(layout, inputs, each)
@@ -134,7 +135,10 @@ def _by_replica(layout: Layout, array: jax.Array, each: int) -> jax.Array:
 
 
 def _everywhere(layout: Layout, *parts: jax.Array) -> list[jax.Array]:
-    """Gathers arrays of one row per replica on all devices, up to `MOST_GATHERED` replicas."""
+    """Gathers arrays of one row per replica on all devices.
+
+    With more than `MOST_GATHERED` replicas, the arrays are returned as they are.
+    """
     if layout.replicas > batch_norm.MOST_GATHERED:
         return list(parts)
     together = _sharded(layout, _sharded(layout, jnp.stack(parts, 1), layout.by_replica), None)

@@ -53,7 +53,7 @@ Trace = Callable[[int, Exchange], Traced]
 
 
 @dataclass(eq=False)
-class _Pause(BaseException):  # user code that catches Exception must not catch it
+class _Pause(BaseException):  # not an Exception, which user code may catch
     """The code of a replica has reached an exchange whose result is not known yet."""
 
     kind: str
@@ -68,7 +68,7 @@ class _Inside(BaseException):
 
 @final
 class _Replay(Exchange):
-    """Gives the code the results of earlier exchanges; the next exchange raises `_Pause`."""
+    """Gives the code the known results of exchanges; the first unknown one raises `_Pause`."""
 
     def __init__(self, results: Sequence[tuple[str, Sequence[Any]]], group: int) -> None:
         self._results = results
@@ -77,17 +77,20 @@ class _Replay(Exchange):
         self._derivatives = 0
 
     def total(self, tensors: Sequence[Any]) -> list[Any]:
-        """Returns the sums, or raises `_Pause`."""
+        """Returns the sums over the replicas, or raises `_Pause` if they are not known yet."""
         for tensor in tensors:
             check_summable(tensor.dtype.name)
         return self._next("an all-reduce", None, tensors, None) if tensors else []
 
     def gather(self, tensor: Any, axis: int) -> Any:
-        """Returns the gathered tensors, or raises `_Pause`."""
+        """Returns the gathered tensors, or raises `_Pause` if they are not known yet."""
         return self._next("all_gather", None, [tensor], axis)
 
     def merge(self, scope: Any, leaves: Sequence[Any], call: Callable[[list[Any]], Any]) -> Any:
-        """Returns the result of `call`, and repeats its assignments; or raises `_Pause`."""
+        """Returns the result of `call`, or raises `_Pause` if it is not known yet.
+
+        Also stores the values that `call` has assigned to variables.
+        """
         result, written, apart = self._next("merge_call", scope, leaves, call)
         for variable, value in written:
             scope.store(variable, value, None)
@@ -97,7 +100,10 @@ class _Replay(Exchange):
     def differentiated(
         self, scope: Any, alone: Callable[[], Differentiated], joint: Any, by: Any
     ) -> Differentiated:
-        """Differentiates this group's code alone, or all groups' code if they exchange values."""
+        """Differentiates this group's code.
+
+        If the code exchanges values, the code of all groups is differentiated together.
+        """
         if scopes.current() is not self.base:
             return alone()
         self._derivatives += 1

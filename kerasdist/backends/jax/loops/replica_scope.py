@@ -39,10 +39,10 @@ class Differentiated:
     """The result of differentiating a function: its value, its gradients and other results.
 
     Attributes:
-        value: The value.
+        value: The value of the function.
         gradients: One gradient for each value by which the function was differentiated.
         parts: Arrays that the function returned besides the value.
-        notes: Python objects of the call, such as its scope.
+        notes: Python objects that belong to the call of the function, such as a scope.
     """
 
     value: jax.Array
@@ -54,7 +54,8 @@ class Differentiated:
 class Exchange:
     """Exchanges values between the replicas, which must all make the same calls.
 
-    This class uses JAX's collectives over the mesh axis; the gradient of `psum` is `psum`.
+    This class uses JAX's collectives over the mesh axis. JAX can differentiate them: the gradient
+    of `psum` is `psum`.
 
     Attributes:
         base: The scope of the code that makes the exchanges.
@@ -69,7 +70,7 @@ class Exchange:
         return list(jax.lax.psum(list(tensors), AXIS)) if tensors else []
 
     def gather(self, tensor: jax.Array, axis: int) -> jax.Array:
-        """Concatenates the replicas' tensors; in one program all have the same shape."""
+        """Concatenates the replicas' tensors, which must all have the same shape."""
         return jax.lax.all_gather(tensor, AXIS, axis=axis, tiled=True)
 
     def merge(self, scope: Any, leaves: Sequence[Any], call: Callable[[list[Any]], Any]) -> Any:
@@ -79,7 +80,7 @@ class Exchange:
     def differentiated(
         self, scope: Any, alone: Callable[[], Differentiated], joint: Any, by: Any
     ) -> Differentiated:
-        """Differentiates a function that may exchange values, by calling `alone`."""
+        """Differentiates a function by calling `alone`; only subclasses use the other arguments."""
         return alone()
 
 
@@ -135,7 +136,7 @@ class ReplicaScope(Scope):
         return value
 
     def peek(self, variable: keras.Variable) -> jax.Array:
-        """Returns this replica's value."""
+        """Returns the value that a variable has on this replica."""
         value = self.state_mapping.get(id(variable))
         if value is None:
             value = self._outer.peek(variable)
@@ -236,7 +237,7 @@ class JaxCollectives(Collectives):
         return self._scope.exchange.gather(keras_compat.ops.convert_to_tensor(tensor), axis)
 
     def equal_writes(self) -> AbstractContextManager[None]:
-        """Returns a context in which all replicas assign equal values, which need not be sent."""
+        """Returns a context in which all replicas assign equal values, so nothing is exchanged."""
         return self._scope.writing("equal")
 
     def apply_gradients(

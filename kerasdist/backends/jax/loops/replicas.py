@@ -50,7 +50,7 @@ class JaxReplicaSet(ReplicaSet):
     ) -> None:
         self.arrays = self._place(jax_devices, options, job)
         super().__init__(_in_order_of(self.arrays, jax_devices, devices), options, job)
-        self.steps_ahead = STEPS_AHEAD  # on CPUs, too, because JAX runs asynchronously there
+        self.steps_ahead = STEPS_AHEAD  # also on CPUs, where JAX is asynchronous, too
         self.logical_devices = self.arrays.layout
         if self.arrays.layout.shards_between_steps:
             sharded_state.add(self.arrays)
@@ -109,7 +109,10 @@ class JaxReplicaSet(ReplicaSet):
         return JaxTrial
 
     def data_adapter(self, adapter: Any) -> Any:
-        """Returns an adapter that places batches before their step begins, if that saves time."""
+        """Returns an adapter that yields single batches, and places them early on accelerators.
+
+        Before Keras 3.16, CPU devices of one process need no such adapter.
+        """
         if not self.arrays.places_ahead and not keras_compat.STACKS_BATCHES:
             return adapter
         return PlacedAdapter(adapter, self.arrays, self.first_batches)
@@ -130,7 +133,8 @@ class JaxReplicaSet(ReplicaSet):
 
     def held(self, variable: keras.Variable) -> tuple[str, str, tuple[int, ...]]:
         """Returns which axes of the mesh shard a variable, the reason, and the shape of a shard."""
-        layout: Layout = self.logical_devices  # a plan's layout has devices of other machines
+        # `kerasdist plan` replaces `logical_devices` by a layout of the devices that it plans for.
+        layout: Layout = self.logical_devices
         [sharding], (how, why, shape) = layout.of_variables([variable]), super().held(variable)
         if layout.rule is not None:
             why = layout.rule.why(variable)

@@ -261,7 +261,7 @@ class JaxRunner(Runner):
         """Returns components in one array, to which this process contributes its own components."""
         largest = largest_of(shapes) if shapes[0] else ()
         parts = [padded(self._place.copy_if_shared(part), largest)[None] for part in here]
-        # The array must be no tracer, because it outlives a program that is being traced.
+        # The array must not be a tracer, because it outlives a program that is being traced.
         with jax.ensure_compile_time_eval():
             array = self._place.assemble(parts, (self._replicas, *largest))
         return stacked(array, shapes)
@@ -276,9 +276,10 @@ class JaxRunner(Runner):
         return PerReplica(tuple(leaves)) if source is None else PerReplica(source)
 
     def _entering(self, structure: Any) -> Any:
-        """Returns a program's arguments, with distributed values that have all components.
+        """Returns a program's arguments, in which distributed values have all workers' components.
 
-        In a job, a distributed value that user code has made has only this worker's components.
+        In a job, a distributed value that user code has made has only this worker's components, so
+        the components of all workers are put together.
         """
         if self._replica_set.job is None:
             return structure
@@ -325,8 +326,9 @@ class JaxRunner(Runner):
             counts = list(map(len, everyone))
             if len(set(counts)) > 1:
                 raise DisagreementError(
-                    f"{job.who} Expected as many arrays from all workers. Received: numbers of "
-                    f"arrays={counts}, by worker. Make the same structure on every worker."
+                    f"{job.who} Expected the same number of arrays from all workers. Received: "
+                    f"numbers of arrays={counts}, by worker. Make the same structure on every "
+                    "worker."
                 )
         for index, *forms in zip(arrays, *everyone, strict=True):
             parts = [part for theirs in forms for part in theirs]
@@ -350,7 +352,11 @@ class JaxRunner(Runner):
 
     @property
     def _copies(self) -> int:
-        """How many components a value has: in a program one per replica, else one per local one."""
+        """How many components of a value the calling code sees.
+
+        While a program is traced, this is one per replica, otherwise one per replica of this
+        process.
+        """
         if scopes.program() is not None:
             return self._replicas
         return len(self._place.layout.local_replicas)

@@ -87,7 +87,7 @@ class ProgramScope(Scope):
         self._stacks = {key: (stack, self.state_mapping[key]) for key, stack in stacks.items()}
 
     def peek(self, variable: keras.Variable) -> jax.Array:
-        """Returns a variable's value; zeros of the same shape if it is not yet an input."""
+        """Returns a variable's value; zeros if the variable is not an input of the program yet."""
         value = self.state_mapping.get(id(variable))
         if value is None:
             self.variables[id(variable)] = variable
@@ -95,7 +95,7 @@ class ProgramScope(Scope):
         return value
 
     def store(self, variable: keras.Variable, value: jax.Array, stack: jax.Array | None) -> None:
-        """Sets the value of a variable; `stack` has its components, if replicas differ."""
+        """Sets a variable's value and, if `stack` is not None, the replicas' components."""
         key = id(variable)
         if key not in self.known:
             self.variables[key] = variable
@@ -125,7 +125,10 @@ class ProgramScope(Scope):
         return known is not None and known[1] is value
 
     def compute_on(self, place: Placement) -> None:
-        """Records the placement on which the program computes; refuses different devices."""
+        """Records the placement on which the program computes.
+
+        Refuses a second placement that has other devices.
+        """
         places = [one.devices for one in (self.place or place, place)]
         if places[0] != places[1]:
             raise ScopeError(

@@ -126,7 +126,10 @@ class Equal(Source):
 
 @final
 class Own(Source):
-    """Components in a replica's code: the array is this replica's own; the others are gathered."""
+    """Components as the traced code of one replica sees them.
+
+    The array is this replica's component. The components of other replicas must be gathered.
+    """
 
     def stacked(self) -> Any:
         """Gathers the components of all replicas."""

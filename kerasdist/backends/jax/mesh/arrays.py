@@ -89,7 +89,7 @@ def parts_of(array: np.ndarray[Any, Any], dtype: str, sharding: Sharding) -> jax
     ]
     made = jax.make_array_from_single_device_arrays(array.shape, sharding, parts)
     jax.block_until_ready(made)  # because the caller may change the NumPy array afterwards
-    gc.collect(0)  # otherwise JAX frees the NumPy arrays later, with the next array
+    gc.collect(0)  # otherwise JAX frees the NumPy arrays only with the next array
     return made
 
 

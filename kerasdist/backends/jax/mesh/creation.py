@@ -1,4 +1,4 @@
-"""Hooks into Keras for programs: how variables are made and read, and gradients applied."""
+"""Hooks for code that JAX traces: how Keras makes and reads variables, and applies gradients."""
 
 from __future__ import annotations
 
@@ -32,7 +32,11 @@ def _made(
     *args: Any,
     **kwargs: Any,
 ) -> None:
-    """Makes a variable; in a program, an array as the initial value becomes an initializer."""
+    """Makes a variable, also in code that JAX traces.
+
+    In such code Keras needs an initializer, because the variable gets its value only after the
+    trace. So an initial value that is an array is wrapped in an initializer.
+    """
     if (
         scopes.current() is not None
         and not callable(initializer)
@@ -47,8 +51,8 @@ def _made(
     strategy = context.scoped_strategy()
     if strategy is None or strategy.num_replicas_in_sync == 1 or not is_sum_on_read(variable):
         return
-    # Each replica's component starts with the initial value, and the variable stores the sum of the
-    # components.
+    # Each replica's component starts with the initial value. The variable stores the sum of these
+    # components, so the initial value is multiplied by the number of replicas.
     value = keras_compat.stored_value(variable)
     if value is None:
         keras_compat.multiply_initializer(variable, strategy.num_replicas_in_sync)

@@ -41,7 +41,7 @@ _NAMES = (
     "name sharding_constraint convert_element_type transpose reshape squeeze expand_dims slice "
     "split broadcast_in_dim concatenate stack pad rev copy neg abs sign add sub mul div max min "
     "clamp select_n square integer_pow sqrt rsqrt and or xor not lt le gt ge eq ne "
-    "shift_left shift_right_arithmetic shift_right_logical"  # by which int4 is unpacked
+    "shift_left shift_right_arithmetic shift_right_logical"  # shifts unpack int4
 )
 _CHEAP = frozenset(_NAMES.split())
 _INLINED = frozenset({"jit", "pjit", "checkpoint", "remat", "remat2", "closed_call"})
@@ -170,8 +170,8 @@ class _Reader:
 
     def __init__(self) -> None:
         self.operations: list[_Operation] = []
-        # By a weight's shape and type: its sharding. `_products` has those entries of `_at_rest`
-        # whose shape and type a product of two weights has, as in LoRA.
+        # Both map the shape and type of a weight to its sharding. `_products` has only the shapes
+        # and types that a product of two weights also has, as in LoRA.
         self._at_rest: dict[Hashable, NamedSharding] = {}
         self._products: dict[Hashable, NamedSharding] = {}
 

@@ -2,10 +2,10 @@
 
 A step takes and returns these variables as arrays in page-locked memory of the host, which a device
 can read and write by itself. When the optimizer's code reads a variable, the step copies the
-variable to the devices. A group is a few weights and their variables. To save memory of the
-devices, an update must copy the variables of one group after those of another. But XLA drops
-optimization barriers between copies. XLA would start all copies when the step begins, and the
-devices would hold all variables at once.
+variable to the devices. An update divides the weights into groups of a few weights each. To save
+memory of the devices, the update must copy the variables of one group after those of another. But
+XLA drops optimization barriers between copies. XLA would start all copies when the step begins, and
+the devices would hold all variables at once.
 
 So a copy is made to depend on a weight that was updated two groups earlier. A variable is copied as
 two slices, and the index where the first slice begins is computed from that weight. This index is
@@ -41,7 +41,7 @@ def to_device(values: Sequence[Any], shardings: Sequence[NamedSharding]) -> list
 
 
 def to_host(values: Sequence[Any], shardings: Sequence[NamedSharding]) -> list[Any]:
-    """Returns a step's values; values that the host shall hold are copied to the host."""
+    """Returns a step's values; values whose sharding names host memory are copied there."""
     return [
         jax.device_put(value, how) if how.memory_kind == HOST else value
         for value, how in zip(values, shardings, strict=True)

@@ -42,9 +42,9 @@ WHOLE = PartitionSpec()
 # For each variable of an optimizer: the weight to which the variable belongs, if there is one.
 _weights: VariableTable[Any] = VariableTable()
 
-# By weight: the axis that the layout map of the model's class shards over the mesh axis "batch",
-# and the key in that map. Both are stored when the weight is made, because other classes may add
-# their maps later.
+# Maps a weight to the axis that the layout map of the model's class shards over the mesh axis
+# "batch", and to the key in that map. Both are stored when the weight is made, because other
+# classes may add their maps later.
 _own_axes: VariableTable[tuple[int | None, str]] = VariableTable()
 
 
@@ -94,7 +94,8 @@ def _note_new(
 def note_all(optimizer: keras.Optimizer, weights: Iterable[keras.Variable]) -> None:
     """Records to which weights an optimizer's variables belong, if that is not recorded yet.
 
-    An optimizer may have been built before the first layout that shards, which starts recording.
+    An optimizer may have been built before recording began. The first layout that shards variables
+    starts the recording (`_note_slots`).
     """
     unknown = [one for one in optimizer.variables if not is_slot(one)]
     if unknown:
@@ -226,7 +227,13 @@ class ByLayoutMap:
     gathers_weights = False
 
     def __init__(self, layout_map: Any, sizes: Mapping[str, int], names: Mapping[str, str]) -> None:
-        """Stores the map, the sizes of its mesh's axes, and their names in the strategy's mesh."""
+        """Stores the map.
+
+        Args:
+            layout_map: The map.
+            sizes: The size of each axis of the map's mesh.
+            names: For each axis of the map's mesh, its name in the strategy's mesh.
+        """
         self._reader = MapReader(layout_map, sizes)
         self._names: Mapping[str | None, str] = {**names}
 
@@ -237,7 +244,7 @@ class ByLayoutMap:
     def output_spec(self, path: str) -> PartitionSpec | None:
         """Returns the map's spec for a layer's output; None if the map has none.
 
-        Also returns None if the entry is for variables, too.
+        Also returns None if the same key of the map matches variables, too.
         """
         axes = self._reader.output_axes(path)
         return None if axes is None else PartitionSpec(*map(self._names.get, axes))
@@ -381,7 +388,7 @@ class Layout:
         return self.rows if is_even else self.whole
 
     def of_variables(self, variables: Sequence[keras.Variable]) -> list[NamedSharding]:
-        """Returns the shardings of variables' values; `whole` for None in place of a variable."""
+        """Returns the sharding of each variable's value; `whole` for an entry that is None."""
         if not self.shards_state:
             return [self.whole] * len(variables)
         return [self.whole if one is None else self.of_variable(one) for one in variables]
@@ -485,7 +492,8 @@ def _mapped(
     wanted = [str(name) for name in np.ravel(mesh.devices)]
     if of_workers:
         known = {f"{one.platform}:{number}": one for number, one in enumerate(devices)}
-        fits = wanted == list(known)  # in order, because one process has all devices of a replica
+        # The order must be equal, too, because one process has all devices of a replica.
+        fits = wanted == list(known)
     else:
         known = {f"{one.platform}:{one.id}": one for one in devices}
         fits = sorted(wanted) == sorted(known)
@@ -523,7 +531,10 @@ def _are_of_workers(devices: Sequence[Any]) -> bool:
 
 
 def only_first(tensor: jax.Array) -> jax.Array:
-    """Returns a tensor to sum: `tensor` on replica 0, zeros on others; booleans become int8."""
+    """Returns a term for a sum over the replicas, so that the sum is the tensor of replica 0.
+
+    This is `tensor` on replica 0, and zeros on the other replicas. Booleans become int8.
+    """
     number = tensor.astype("int8") if tensor.dtype == bool else tensor
     return jnp.where(is_first(), number, jnp.zeros_like(number))
 

@@ -76,7 +76,8 @@ class Placement:
         rows: The sharding of an array whose first axis is sharded over the replicas.
         devices: The devices on which programs run.
         host: The host as a device; the first device if JAX has no CPU device.
-        keeps_state: Whether variables keep the arrays that programs take and return.
+        keeps_state: Whether variables keep the arrays on the mesh that programs take and return,
+            so that nothing is copied between programs.
         after_launch: A function that limits how far the host runs ahead of the devices. It is
             called with the outputs, the state and the number of steps of each program.
         places_ahead: Whether to move a batch while the step before it still runs.
@@ -128,7 +129,7 @@ class Placement:
         return arrays if all(map(operator.is_, arrays, placed)) else placed
 
     def leave(self, arrays: list[jax.Array]) -> list[jax.Array]:
-        """Takes new values that a program has returned; returns the arrays that variables hold."""
+        """Returns the arrays that variables shall hold, for new values that a program returned."""
         return arrays
 
     def together(self, work: str, fact: Callable[[], Any]) -> AbstractContextManager[bool]:
@@ -148,7 +149,7 @@ class Placement:
         return array if is_placed(array, sharding) else jax.device_put(local_copy(array), sharding)
 
     def equalize(self, variables: Sequence[keras.Variable]) -> None:
-        """Gives variables the chief's values; does nothing here, without other workers."""
+        """Gives variables the chief's values. Does nothing here, because there is one worker."""
 
     def read(self, array: jax.Array) -> jax.Array:
         """Returns the full value of an array. All workers must call it for a sharded array."""
@@ -237,7 +238,7 @@ class Placement:
             return program(state, batches)
 
     def _note_batch(self, batch: Any) -> None:
-        """Notes the shapes of an eager step's batch, if several workers compare their batches."""
+        """Notes the shapes of an eager step's batch. Does nothing here; several workers need it."""
 
     def compare(self, program: Any, *arguments: object) -> str:
         """Compares a new program for these arguments with the programs of the other workers.
@@ -247,7 +248,7 @@ class Placement:
         return ""
 
     def record(self, *what: object) -> None:
-        """Records that a program starts, if several workers shall record their collectives."""
+        """Records that a program starts. Does nothing here, because there is one worker."""
 
     def returned(self, leaf: Any, *, keeps_rows: bool) -> Any:
         """Constrains the sharding of an output, inside a step."""

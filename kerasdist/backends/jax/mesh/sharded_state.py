@@ -136,8 +136,8 @@ def _kind_of(initializer: Any) -> tuple[str, int | None]:
     if not isinstance(seed, int | None) or not keras_compat.is_builtin(type(initializer)):
         return "", 0
     config = {"class_name": type(initializer).__name__, "config": initializer.get_config()}
-    # `_program_of` sets the seed. The configuration has None if the user gave no seed. From None
-    # Keras would draw a seed, and so change later draws.
+    # `_program_of` replaces this seed later. The configuration has None if the user gave no seed.
+    # From None Keras would draw a random seed, and so change later random draws.
     if seed is not None:
         config["config"]["seed"] = 0
     try:
@@ -199,7 +199,8 @@ def _store(original: Callable[..., Any], variable: keras.Variable, value: Any) -
             return checksum_in_type(value, dtype)
         return checksums_of([value])
 
-    # A worker may assign alone to a variable that is on the host, but not sharded.
+    # A variable that is not sharded, but only kept in host memory, is assigned without waiting for
+    # the other workers.
     alone = contextlib.nullcontext(True) if sharding.is_fully_replicated else None
     with alone or place.together(_work("assignment", variable), checksum) as is_same:
         if not is_same:
@@ -239,7 +240,8 @@ def _show(original: Callable[[Any], str], variable: keras.Variable) -> str:
     try:
         return original(variable)
     except RuntimeError:
-        # Other workers hold some of the shards. From 3.13 on, Keras then shows no value either.
+        # Other workers hold some of the shards, so the value cannot be shown. Keras 3.13 and later
+        # show no value in this case, either.
         shape, dtype = tuple(variable.shape), variable.dtype
         return f"<Variable path={variable.path}, shape={shape}, dtype={dtype}>"
 

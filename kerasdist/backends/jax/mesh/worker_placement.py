@@ -104,7 +104,7 @@ class WorkerPlacement(Placement):
         if isinstance(array, jax.Array) and is_sharded(array):
             return self._resharded(array, sharding)
         rows = self.copy_if_shared(local_copy(array))
-        if sharding.memory_kind == HOST:  # otherwise a device's array would stay on the device
+        if sharding.memory_kind == HOST:  # an array in device memory must move to the host
             rows = np.asarray(rows)
         made = jax.make_array_from_callback(
             np.shape(rows),
@@ -184,7 +184,7 @@ class WorkerPlacement(Placement):
         return np.concatenate(results, axis=-1)
 
     def chosen(self, numbers: Any) -> Any:
-        """Returns, from the numbers of a batch's rows, those that this worker reads.
+        """Returns those of the given row numbers of a batch that this worker reads.
 
         Each worker reads all rows if the replicas cannot divide the batch evenly.
         """
@@ -219,8 +219,8 @@ class WorkerPlacement(Placement):
             seen[form] = self.compare(program, state, batches)
         else:
             if form not in seen:
-                # This program is not compared before it runs. A worker whose batch has another
-                # shape may run an earlier program now, and so would not take part.
+                # This program is not compared before it runs, because a worker whose batch has
+                # another shape may run an earlier program, and would not take part in a comparison.
                 seen[form] = results.digest_of(program.lower(state, batches).as_text())
             is_compared = form == next(iter(seen))
             self._note_shapes(form if is_compared else f"{form} program {seen[form][:12]}")

@@ -28,8 +28,8 @@ HOST = "/device:CPU:0"
 
 # The name of the operation that divides a batch, by which its errors are recognised.
 _DIVISION = "kerasdist_division_of_the_global_batch"
-# Finds the operation that failed in TensorFlow's message. Operations that only waited for the
-# failed one have another form there: ``[[name/_30]]``.
+# Finds the failed operation in the message of TensorFlow's error. Operations that only waited for
+# the failed operation have another form in the message: ``[[name/_30]]``.
 _FAILED_DIVISION = re.compile(rf"\{{\{{node [^}}]*{_DIVISION}[^}}]*\}}\}}")
 
 
@@ -228,7 +228,10 @@ def none_for_optional(leaf: object) -> Any:
 
 @contextmanager
 def division_errors() -> Iterator[None]:
-    """Translates TensorFlow's error for an indivisible batch; adds notes to other errors."""
+    """Translates TensorFlow's error for a batch that cannot be divided.
+
+    To other errors about shapes, adds a note that a replica has only a part of the batch.
+    """
     try:
         yield
     except tf.errors.InvalidArgumentError as error:
@@ -254,7 +257,10 @@ def is_known(total: object, replicas: int) -> bool:
 
 
 def _begins(total: Any, replicas: int, of: Iterable[int]) -> list[Any]:
-    """Returns the first row of each given replica's local batch, as `input.sharding` divides."""
+    """Returns where the local batches of the given replicas begin in the global batch.
+
+    `kerasdist/input/sharding.py` divides batches in the same way.
+    """
     each, rest = total // replicas, total % replicas
     least = min if isinstance(total, int) else tf.minimum
     return [replica * each + least(replica, rest) for replica in of]

@@ -84,7 +84,8 @@ class _Passes:
 
     # What the model returned when a pass was traced.
     _form: _Rows
-    # The terms of each weight's gradient; None for a weight without a gradient.
+    # For each weight: the terms of its gradient, which are added up over the passes (`Terms` in
+    # lookups.py); None for a weight without a gradient.
     _terms: Sequence[Terms | None] = ()
 
     def __init__(
@@ -261,7 +262,11 @@ def _floats(tensors: Iterable[Any]) -> list[Any]:
 
 
 def _outside(terms: Terms, weight: tf.Tensor) -> Terms:
-    """Returns the terms of a gradient with constant indices, for code outside of the pass."""
+    """Returns a gradient's terms, with arrays in place of the tensors of their indices.
+
+    The tensors belong to the traced function of a pass, so code outside of this function cannot use
+    them.
+    """
     if terms.dense_shape is None:
         return terms
     indices = [one if one is None else constant(one) for one in terms.indices]
