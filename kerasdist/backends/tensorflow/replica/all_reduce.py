@@ -190,7 +190,8 @@ def communication_hint(options: CommunicationOptions, devices: Sequence[str]) ->
     chosen = CommunicationImplementation(options.implementation).name.lower()
     if not _on_gpus(devices):
         return "ring" if chosen == "nccl" else chosen
-    # NCCL does not support several virtual devices on one GPU, so each needs a GPU of its own.
+    # NCCL does not support several virtual devices on one GPU. So AUTO chooses NCCL only if each
+    # device can have a GPU of its own.
     apart = len(devices) <= len(tf.config.list_physical_devices("GPU"))
     return "nccl" if chosen == "auto" and apart else chosen
 
