@@ -142,7 +142,7 @@ class StepsOnIterator:
 
 
 def _measured(totals: Sequence[tf.Tensor], seconds: tf.Tensor) -> tf.Tensor:
-    """Returns a step's numbers for a meter: samples, steps (1), and seconds of waiting for data."""
+    """Returns a step's numbers for the `Meter`: examples, steps (1), seconds waited for data."""
     return tf.stack([tf.cast(totals[0], tf.float64), tf.ones([], tf.float64), seconds])
 
 
@@ -163,7 +163,7 @@ def _tensors(batch: object) -> list[tf.Tensor]:
 
 
 def _require_equal_beginnings(replica_set: ReplicaSet, first: object) -> None:
-    """Compares the first rows of an iteration's first batch between the workers."""
+    """Compares the first rows of the first batch of an iteration over the data, by worker."""
     if any(leaf.shape.rank and leaf.shape[0] for leaf in keras.tree.flatten(first)):
         replica_set.first_batches.name(first)
         replica_set.first_batches.require_equal(beginnings(first))

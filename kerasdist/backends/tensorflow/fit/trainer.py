@@ -200,8 +200,8 @@ class TensorFlowTrainer(_InPasses):
         self, step: Callable[[Any], Any], *, trains: bool = False
     ) -> StepsOnIterator:
         self._prepare(step)
-        # Replicas can exchange values in the graph of a step, but not inside of a `tf.function` of
-        # the user that this graph calls. So the code of that `tf.function` is taken.
+        # Replicas can exchange values in the graph of a step, but not inside of a `tf.function`
+        # that this graph calls. So if the user's step is a `tf.function`, its Python code is used.
         step = uncompiled(step)
         on_batch = partial(self._step_on_batch, step, kept_state_of(self.model))
         return StepsOnIterator(self, on_batch, trains=trains)

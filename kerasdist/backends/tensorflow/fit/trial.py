@@ -80,7 +80,7 @@ class TensorFlowTrial(Trial):
         if spares and sharding.trial_sizes(sizes) != sizes:
             sizes = sharding.trial_sizes(sizes)
             here = sum(sizes[group.local.start : group.local.stop])
-            # A worker of whose rows none counts still keeps one row, which `OwnRows` requires.
+            # A worker none of whose rows are used still keeps one row, because `OwnRows` needs one.
             rows = first_rows(batch.rows, max(here, 1))
             batch = OwnRows(rows, here, sum(sizes))
         local_rows = group.split(batch)
@@ -182,7 +182,7 @@ class TensorFlowMemoryTrial(MemoryTrial, TensorFlowTrial):
 
 @final
 class _EagerFunctions:
-    """Makes all ``tf.function``s of the process run eagerly until the trials of all threads end."""
+    """Makes every ``tf.function`` in the process run eagerly until all threads' trials end."""
 
     def __init__(self) -> None:
         self._lock, self._trials, self._before = threading.Lock(), 0, False

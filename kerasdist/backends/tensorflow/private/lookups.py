@@ -97,7 +97,7 @@ class Lookups:
             REMOVE_OP_CALLBACK.get()(self._record)
 
     def terms(self, gradient: Any) -> Terms:
-        """Divides a gradient into terms; summed over replicas, they give one device's gradient."""
+        """Divides a gradient into terms whose sums over the replicas give one device's gradient."""
         if not isinstance(gradient, tf.IndexedSlices):
             return Terms((gradient,))
         if tf.executing_eagerly() and not _can_record():
@@ -112,7 +112,7 @@ class Lookups:
             return Terms((gradient,), is_merged=is_merged)
         sizes = [one.shape.num_elements() or tf.size(one) for one in lookups]
         values = [gradient.values] if len(sizes) == 1 else tf.split(gradient.values, sizes)
-        # Eager indices may come from NumPy and differ between replicas. So all entries are kept.
+        # Eager indices may come from NumPy and differ between replicas. So each term keeps them.
         added = [
             tf.IndexedSlices(value, rows, gradient.dense_shape)
             if own or tf.executing_eagerly()

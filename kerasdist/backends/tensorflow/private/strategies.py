@@ -14,14 +14,14 @@ import tensorflow as tf
 from kerasdist.api.options import CommunicationImplementation, CommunicationOptions
 from kerasdist.backends.tensorflow import internals
 
-# The strategies that kerasdist made; a user's own strategies are not changed.
+# The strategies that kerasdist made. Its patches leave a user's own strategies unchanged.
 ours: WeakSet[tf.distribute.Strategy] = WeakSet()
 
-# Stands in for a private base class of TensorFlow. When the first object of such a class is made, a
-# subclass is made that also has TensorFlow's class as its base.
+# Stands in for a private class of TensorFlow, of which the classes below use methods. Functions
+# such as `_shared_sum_class` make a subclass of both the class below and TensorFlow's class.
 _Native: Any = object
 
-# How many collective keys are reserved for a strategy; it needs one key per group of devices.
+# How many collective keys are reserved for a strategy, which needs one key per group of devices.
 KEYS_OF_A_STRATEGY = 100_000
 
 # The name of the workers' job in TensorFlow's description of the cluster.
@@ -118,7 +118,7 @@ def plain_copy(variable: Any, value: tf.Tensor) -> tf.Variable:
 
 
 def replicated_copy(variable: Any) -> Any:
-    """Returns a copy of a strategy's variable, whose components have the same values."""
+    """Returns a copy of a strategy's variable, made of copies of the variable's components."""
     parts = components(variable)
     with variable.distribute_strategy.scope():
         copy: Any = tf.Variable(

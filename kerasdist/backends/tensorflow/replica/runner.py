@@ -174,7 +174,7 @@ class TensorFlowRunner(Runner):
             self._replica_set.begin_step()
         elif self._replica_set.job is not None:
             # A trace does not count as a step, because some workers may trace more often than
-            # others.
+            # others. But it gives new variables the chief's values.
             self._replica_set.initial_broadcast.ensure()
         converted = converted_as_here(function)
 

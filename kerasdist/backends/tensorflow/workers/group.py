@@ -316,9 +316,9 @@ class Group:
         held = [copies(one) for one in natives]
         given = [
             tuple(
-                # All components get the value of replica 0's component. This also keeps the value of
-                # a variable that is read as a sum, because `assign` has divided that value equally
-                # over the components (an integer only if it is divisible by their number).
+                # All components get the value of replica 0's component. A variable that is read as
+                # a sum keeps its value, because `assign` has divided that value equally over the
+                # components (an integer only if it is divisible by their number).
                 part.read_value() if replica == 0 else tf.zeros_like(part)
                 for part, replica in zip(parts, self.local, strict=True)
             )
