@@ -36,7 +36,7 @@ _TRACE = "torch.json"
 
 @final
 class TorchBackend(Backend):
-    """The backend of PyTorch. Its logical CPU devices all stand for torch's one CPU device."""
+    """The backend of PyTorch. All its logical CPU devices stand for torch's only CPU device."""
 
     name = "torch"
     tpu_refusal = (
@@ -93,7 +93,7 @@ class TorchBackend(Backend):
         return tuple(device for device in self.devices("gpu") if device.index in (gpus or ()))
 
     def function(self, function: Callable[..., Any], jit_compile: bool) -> Callable[..., Any]:
-        """Returns a function as a `Step`, compiled on a single replica if `jit_compile` is True."""
+        """Wraps a function in a `Step`; `jit_compile` compiles the step if there is one replica."""
         return functions.Step(function, jit_compile)
 
     def count_flops(self, function: Callable[..., object], *arguments: object) -> float:

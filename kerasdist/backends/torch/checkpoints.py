@@ -78,7 +78,7 @@ class DcpFormat(CheckpointFormat):
         for key, variable in wanted:
             shard = shards.shard_of(variable)
             if shard is not None:
-                shard.initializer = None  # the checkpoint replaces initial values
+                shard.initializer = None  # the checkpoint gives the values, so none are drawn
             own = _tensor_of(variable)
             targets[names[key]] = torch.empty_like(own) if is_on_read(variable) else own
         with torch.no_grad(), _at_work(path):
@@ -230,7 +230,7 @@ def _boxes(shape: Sequence[int], begin: int, end: int) -> Generator[_Box]:
         return
     while begin < end:
         along, inner = 0, math.prod(shape[1:])
-        # Find the first axis of which a whole row begins at `begin` and fits into the range.
+        # Find the outermost axis along which a whole entry begins at `begin` and ends in the range.
         while begin % inner or begin + inner > end:
             along += 1
             inner //= shape[along]

@@ -33,7 +33,7 @@ ITERATORS = (tf.data.Iterator, PlacedIterator)
 
 
 def compiled(function: Callable[..., Any], *, eagerly: bool) -> Callable[..., Any]:
-    """Compiles a function; the second batch size causes a new trace, and further sizes do not."""
+    """Compiles a function. A second batch size causes a new trace, but further sizes do not."""
     # Keras does not let AutoGraph convert user code in its own steps either.
     return function if eagerly else tf.function(function, reduce_retracing=True, autograph=False)
 
@@ -58,7 +58,8 @@ class StepsOnIterator:
         """
         model, self._replica_set = trainer.model, trainer.replicas
         self.count: int = model.steps_per_execution
-        # The variables that a step reads; found while the step is traced, used after every step.
+        # The variables that a step reads, found while the step is traced. After every step their
+        # values are cached.
         self._read: list[keras.Variable] = []
 
         count, eagerly = trainer.replicas.count_batch, model.run_eagerly
@@ -141,7 +142,7 @@ class StepsOnIterator:
 
 
 def _measured(totals: Sequence[tf.Tensor], seconds: tf.Tensor) -> tf.Tensor:
-    """Returns a step's numbers for a meter: samples, steps (1), and seconds of waiting for data."""
+    """Returns a step's numbers for the `Meter`: examples, steps (1), seconds waited for data."""
     return tf.stack([tf.cast(totals[0], tf.float64), tf.ones([], tf.float64), seconds])
 
 
@@ -162,7 +163,7 @@ def _tensors(batch: object) -> list[tf.Tensor]:
 
 
 def _require_equal_beginnings(replica_set: ReplicaSet, first: object) -> None:
-    """Compares the first rows of an iteration's first batch between the workers."""
+    """Compares the first rows of the first batch of an iteration over the data, by worker."""
     if any(leaf.shape.rank and leaf.shape[0] for leaf in keras.tree.flatten(first)):
         replica_set.first_batches.name(first)
         replica_set.first_batches.require_equal(beginnings(first))
@@ -189,7 +190,7 @@ class FirstStepChecked:
         self._check = FirstBatchCheck(model)
         self._has_begun = False
         self._iterator: Callable[[], Any] = lambda: None
-        self._calls = 0  # calls in this epoch
+        self._calls = 0  # how many calls this epoch has had
 
     def __call__(self, iterator: Any) -> Any:
         """Runs the steps, as `StepsOnIterator` does. In two calls it first compares a step."""
@@ -212,7 +213,10 @@ class FirstStepChecked:
             self._check.look(batch, size)
 
     def goes_on(self, iterator: Any) -> None:
-        """Records that the epoch continues with this iterator, after another one's batches."""
+        """Records that `iterator` continues an epoch, and does not begin one.
+
+        The first batches of this epoch came from the iterator that `_looked_at` has returned.
+        """
         self._iterator = weakref.ref(iterator)
 
     def _ends_epoch(self, iterator: Any) -> bool:
@@ -241,11 +245,12 @@ class RowsFound:
         """Finds the number of rows, then runs the steps."""
         trainer, model = self._trainer, self._trainer.model
         model.train_function = self.function
-        if not keras_compat.is_complete(model):  # these steps build the model
+        if not keras_compat.is_complete(model):  # the steps of this call build the model
             return self.function(iterator)
         before = trainer.most_rows
         batches = _looked_at(iterator, model.steps_per_execution, trainer.find_rows)
-        if trainer.most_rows != before:  # an earlier graph calls the model with too many rows
+        if trainer.most_rows != before:
+            # The graph of the old function would call the model with too many rows at once.
             model.make_train_function(force=True)
             model.train_function = model.train_function.function
         function = model.train_function

@@ -68,7 +68,7 @@ class _InPasses(ReplicatedTrainer):
         super().require_passes()
 
     def _finding_rows(self) -> Any:
-        """Returns the train function; wraps it in `RowsFound` if the user asks for "auto" rows."""
+        """Returns the train function; in a `RowsFound` if `most_examples_at_once` is "auto"."""
         model = self.model
         is_wanted = config.most_examples_at_once() == "auto"
         if is_wanted and not isinstance(model.train_function, RowsFound):
@@ -95,14 +95,20 @@ class PlacedTrainer(_InPasses):
     def build_if_needed(
         self, original: Original, iterator: Any = None, data_batch: object = None
     ) -> None:
-        """Builds metrics before training, as on other backends; backups restore only built ones."""
+        """Builds the metrics before training, because a backup restores only built metrics.
+
+        On the other backends Keras itself builds the metrics at this point.
+        """
         if keras_compat.has_built_layers(self.model):
             spec = data_batch if iterator is None else keras_compat.batch_spec(iterator)
             with suppress(Exception):  # the step itself will report data that does not fit
                 _build_from(self.model, spec)
 
     def make_train_function(self, original: Original, force: bool = False) -> Any:
-        """Makes Keras's own function; it runs with the strategy in force and reports to a meter."""
+        """Makes Keras's own function, which runs with the strategy in force.
+
+        The function also reports its steps to the `Meter` of this `fit`, if there is one.
+        """
         self._made("train_function", original, force)
         return self._finding_rows()
 
@@ -145,7 +151,7 @@ class TensorFlowTrainer(_InPasses):
         take_on(model, replicas)
         optimizer = model.optimizer if model.compiled else None
         if optimizer is not None and not optimizer.built and model.built:
-            # Built here, because Keras would build the optimizer while it traces a step.
+            # Otherwise Keras would make the optimizer's variables while a step is traced.
             optimizer.build(model.trainable_variables)
 
     def make_train_function(self, original: Original, force: bool = False) -> Any:
@@ -194,8 +200,8 @@ class TensorFlowTrainer(_InPasses):
         self, step: Callable[[Any], Any], *, trains: bool = False
     ) -> StepsOnIterator:
         self._prepare(step)
-        # Replicas can exchange values in the graph of a step, but not inside of a `tf.function` of
-        # the user that this graph calls. So the code of that `tf.function` is taken.
+        # Replicas can exchange values in the graph of a step, but not inside of a `tf.function`
+        # that this graph calls. So if the user's step is a `tf.function`, its Python code is used.
         step = uncompiled(step)
         on_batch = partial(self._step_on_batch, step, kept_state_of(self.model))
         return StepsOnIterator(self, on_batch, trains=trains)
@@ -358,7 +364,8 @@ _NoneTensorSpec: Any = type(tf.type_spec_from_value(None))
 
 
 def _build_from(model: keras.Model, batch: object) -> None:
-    with state_kept(model):  # undoes changes in `call`, which plain Keras would not run here
+    # Plain Keras would not run the model's `call` here, so changes that `call` makes are undone.
+    with state_kept(model):
         keras_compat.build_symbolically(model, keras.tree.map_structure(_description, batch))
 
 

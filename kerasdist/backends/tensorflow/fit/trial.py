@@ -35,7 +35,7 @@ from kerasdist.input import sharding
 
 
 def _draw(original: Callable[..., Any], *args: object, **kwargs: object) -> Any:
-    """Draws random numbers; in a trial, replicas get the rows that were drawn on one device."""
+    """Draws random numbers. In a `Trial`, the replicas get the rows that one device has drawn."""
     trial = current.trial
     if trial is None:
         return original(*args, **kwargs)
@@ -43,23 +43,27 @@ def _draw(original: Callable[..., Any], *args: object, **kwargs: object) -> Any:
     return trial.draws.draw(original.__name__, lambda: original(*args, **kwargs), given)
 
 
-# The hook is installed here, because few programs import this module.
+# Only trials need the hook, so it is installed when a program first imports this module.
 keras_compat.install(draw=_draw)
 
 
 class TensorFlowTrial(Trial):
-    """A trial; copies of variables are plain on one device, and distributed on the replicas."""
+    """A trial on TensorFlow, which runs a step eagerly.
+
+    The copies of variables are plain ``tf.Variable``s for a step on one device, and distributed
+    variables for a step on the replicas.
+    """
 
     @staticmethod
     def first_rows(batch: Any, count: int) -> Any:
-        """Returns slices of the tensors, also of sparse and ragged tensors."""
+        """Returns the first `count` rows of each tensor, also of sparse and ragged tensors."""
         return first_rows(batch, count)
 
     @classmethod
     def gathered(cls, replicas: Any, batch: Any, *, spares: bool) -> TriedBatch:
         """Returns a batch with the rows of all workers."""
         job, group = replicas.job, replicas.group
-        if job is None and isinstance(batch, OwnRows):  # from `on_host`, so it has all rows
+        if job is None and isinstance(batch, OwnRows):  # without a job, these are all rows
             batch = batch.rows
         if not isinstance(batch, OwnRows) or job is None:
             return super().gathered(replicas, batch, spares=spares)
@@ -76,7 +80,7 @@ class TensorFlowTrial(Trial):
         if spares and sharding.trial_sizes(sizes) != sizes:
             sizes = sharding.trial_sizes(sizes)
             here = sum(sizes[group.local.start : group.local.stop])
-            # a worker without rows keeps a stand-in row
+            # A worker none of whose rows are used still keeps one row, because `OwnRows` needs one.
             rows = first_rows(batch.rows, max(here, 1))
             batch = OwnRows(rows, here, sum(sizes))
         local_rows = group.split(batch)
@@ -108,7 +112,7 @@ class TensorFlowTrial(Trial):
                 part.assign(value)
 
     def copy(self, variable: Any) -> Any:
-        """Returns a new native variable with the values of a variable."""
+        """Returns a new TensorFlow variable with the value of a Keras variable."""
         own = keras_compat.stored_value(variable)
         if own is None:
             return None
@@ -121,7 +125,7 @@ class TensorFlowTrial(Trial):
                 return plain_copy(own, own.read_value())
 
     def write(self, variable: keras.Variable, value: Any) -> None:
-        """Assigns to the copy of a variable; in a replica, as replica code assigns."""
+        """Assigns to the copy of a variable. The values of replicas are combined as in `fit`."""
         replica = current.replica
         if replica is None:
             self._assign(variable, value)
@@ -168,14 +172,17 @@ class TensorFlowMemoryTrial(MemoryTrial, TensorFlowTrial):
     """A `MemoryTrial` whose step reads the first device's copies of variables."""
 
     def copy(self, variable: Any) -> Any:
-        """Returns the first device's component itself, because the step does not assign to it."""
+        """Returns a variable's component on the first device, without copying it.
+
+        No copy is needed, because the step of a `MemoryTrial` updates no variable.
+        """
         own = keras_compat.stored_value(variable)
         return None if own is None else copies(own)[0]
 
 
 @final
 class _EagerFunctions:
-    """Lets functions run eagerly in the whole process, until the trials of all threads end."""
+    """Makes every ``tf.function`` in the process run eagerly until all threads' trials end."""
 
     def __init__(self) -> None:
         self._lock, self._trials, self._before = threading.Lock(), 0, False

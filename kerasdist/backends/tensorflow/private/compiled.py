@@ -15,7 +15,8 @@ from kerasdist.job.job import FUNCTION, translating_failures
 def converted_as_here(function: Callable[..., Any]) -> Callable[..., Any]:
     """Returns a user function, converted by AutoGraph if AutoGraph has converted the calling code.
 
-    AutoGraph then also converts the `tf.function`s that the user function calls, even eagerly.
+    AutoGraph also converts each `tf.function` that the user function calls, even if the calling
+    code runs eagerly.
     """
     here = internals.CONTROL_STATUS.get()()
     return internals.CONVERT.get()(function, here, convert_by_default=False)
@@ -25,7 +26,7 @@ def error_with_own_type(error: Exception) -> Exception:
     """Returns the user's own error if AutoGraph has raised an error of another type instead.
 
     AutoGraph makes a new error, whose message shows the user's lines. If the user's error has a
-    common type, the new error has the same type. Otherwise the new error has a type of AutoGraph's.
+    common type, the new error has the same type. Otherwise it has a type that AutoGraph defines.
     """
     own = error.__context__
     if type(error).__module__.startswith("tensorflow.") and hasattr(own, "ag_error_metadata"):

@@ -34,8 +34,8 @@ class Terms:
 
     Attributes:
         added: This replica's terms.
-        indices: For each term, the indices to which its rows belong; None if the sum of the term
-            needs no further indices.
+        indices: For each term, its indices if they do not depend on the batch, so that one device
+            has each of them once; otherwise None.
         dense_shape: The shape of the variable to which the indices belong.
         is_merged: Whether the rows of each index are summed to one row, as on one device.
     """
@@ -76,8 +76,8 @@ class Lookups:
         """Stores the replica's rows of the batch, and the number of rows of all replicas."""
         leaves = tf.nest.flatten(batch, expand_composites=True)
         self._batch = {id(leaf): leaf for leaf in leaves if tf.is_tensor(leaf)}
-        # The possible numbers of a replica's rows, if known. With a single row, indices that are
-        # repeated for each row look like all others.
+        # The possible numbers of a replica's rows. Empty if they are unknown, or if a replica may
+        # have a single row: indices that are "repeated" for one row look like any other indices.
         known = int(tf.get_static_value(total) or 0)
         sizes = {known // replicas, -(-known // replicas)}
         self._sizes = sizes if min(sizes) > 1 else set()
@@ -97,7 +97,7 @@ class Lookups:
             REMOVE_OP_CALLBACK.get()(self._record)
 
     def terms(self, gradient: Any) -> Terms:
-        """Divides a gradient into terms; summed over replicas, they give one device's gradient."""
+        """Divides a gradient into terms whose sums over the replicas give one device's gradient."""
         if not isinstance(gradient, tf.IndexedSlices):
             return Terms((gradient,))
         if tf.executing_eagerly() and not _can_record():
@@ -106,12 +106,13 @@ class Lookups:
         lookups = self._lookups(gradient.indices)
         # For each lookup, whether one device would repeat it for each row of the global batch.
         of_rows = [self._comes_from_batch(one) or self._is_repeated(one) for one in lookups]
-        if all(of_rows):  # In a graph, `slices_of_all` decides later whether to merge rows.
+        if all(of_rows):
+            # In a graph, `slices_of_all` in fit/gradients.py decides later whether to merge rows.
             is_merged = tf.executing_eagerly() and are_unique(gradient.indices, self._made_by)
             return Terms((gradient,), is_merged=is_merged)
         sizes = [one.shape.num_elements() or tf.size(one) for one in lookups]
         values = [gradient.values] if len(sizes) == 1 else tf.split(gradient.values, sizes)
-        # Eager indices may come from NumPy and differ between replicas. So all entries are kept.
+        # Eager indices may come from NumPy and differ between replicas. So each term keeps them.
         added = [
             tf.IndexedSlices(value, rows, gradient.dense_shape)
             if own or tf.executing_eagerly()
@@ -188,7 +189,7 @@ class Lookups:
         op_name: str | None = None,
         graph: tf.Graph | None = None,
     ) -> None:
-        if graph is not None:  # this is the graph of a function that is being traced
+        if graph is not None:  # a function is being traced, and its graph records the operation
             return
         name = kind.decode() if isinstance(kind, bytes) else kind
         if name in ("Shape", "ReadVariableOp"):

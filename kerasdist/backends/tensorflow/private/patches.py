@@ -85,5 +85,8 @@ def _truth(variable: Any) -> bool:
 
 
 def _is_of_no_trial(record: logging.LogRecord) -> bool:
-    """Returns False in a trial for TensorFlow's warning about eager code; trials run eagerly."""
+    """Returns False for TensorFlow's warning that eager code is slow, if a trial is running.
+
+    A trial, such as the check of the first step, runs a step eagerly on purpose.
+    """
     return current.trial is None or "eagerly has significant overhead" not in str(record.msg)

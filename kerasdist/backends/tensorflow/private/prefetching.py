@@ -157,7 +157,7 @@ class PlacedBatches:
     """A dataset of `PlacedBatch`es."""
 
     def __init__(self, parts: Any, devices: Sequence[str], total: int) -> None:
-        """Stores a dataset that yields the `OwnRows` for each device in turn.
+        """Stores `parts`, a dataset that yields the `OwnRows` for one device after another.
 
         `total` is the number of examples of each global batch; 0 if that is not known.
         """

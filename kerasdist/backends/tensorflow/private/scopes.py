@@ -16,10 +16,10 @@ from kerasdist.core.internals import Internal
 
 @final
 class NativeScope(context.Placement):
-    """``strategy.scope()`` of a ``tf.distribute`` strategy, which survives ``clear_session``.
+    """The scope of a ``tf.distribute`` strategy, which stays open after Keras's ``clear_session``.
 
-    TensorFlow stores the open scope in its default graph, which Keras's ``clear_session`` drops.
-    Without this class, the scope would then have no effect any more, and leaving it would fail.
+    TensorFlow stores the open scope in its default graph, which ``clear_session`` drops. Without
+    this class, the scope would then have no effect any more, and leaving the scope would fail.
     """
 
     def __init__(self, native_strategy: tf.distribute.Strategy) -> None:

@@ -14,13 +14,14 @@ import tensorflow as tf
 from kerasdist.api.options import CommunicationImplementation, CommunicationOptions
 from kerasdist.backends.tensorflow import internals
 
-# The strategies that kerasdist made; a user's own strategies are not changed.
+# The strategies that kerasdist made. Its patches leave a user's own strategies unchanged.
 ours: WeakSet[tf.distribute.Strategy] = WeakSet()
 
-# Stands in for a private base class of TensorFlow, which is added when the first object is made.
+# Stands in for a private class of TensorFlow, of which the classes below use methods. Functions
+# such as `_shared_sum_class` make a subclass of both the class below and TensorFlow's class.
 _Native: Any = object
 
-# How many collective keys are reserved for a strategy; it needs one key per group of devices.
+# How many collective keys are reserved for a strategy, which needs one key per group of devices.
 KEYS_OF_A_STRATEGY = 100_000
 
 # The name of the workers' job in TensorFlow's description of the cluster.
@@ -46,9 +47,9 @@ _reserved: dict[type, int] = {}
 def _reserve_keys(native_class: type) -> None:
     """Reserves collective keys for the next strategy of a class.
 
-    TensorFlow gives the devices of each strategy the same key. So a collective of a second strategy
-    with other devices fails: "Device CPU:0 is joining a group with size 3, but that group has size
-    2".
+    TensorFlow itself would give the devices of every strategy the same key. Then a collective of a
+    second strategy with other devices fails: "Device CPU:0 is joining a group with size 3, but that
+    group has size 2".
     """
     base, number = internals.COLLECTIVE_KEY_BASE, _reserved.get(native_class, 0) + 1
     if number > 1 or base.is_there():
@@ -117,7 +118,7 @@ def plain_copy(variable: Any, value: tf.Tensor) -> tf.Variable:
 
 
 def replicated_copy(variable: Any) -> Any:
-    """Returns a copy of a strategy's variable, whose components have the same values."""
+    """Returns a copy of a strategy's variable, made of copies of the variable's components."""
     parts = components(variable)
     with variable.distribute_strategy.scope():
         copy: Any = tf.Variable(
@@ -140,7 +141,7 @@ def has_started() -> bool:
     threads = tf.config.threading.get_inter_op_parallelism_threads()
     try:
         tf.config.threading.set_inter_op_parallelism_threads(threads + 1)
-    except RuntimeError:  # a started runtime already has its threads
+    except RuntimeError:  # TensorFlow cannot change the threads of a runtime that has started
         return True
     tf.config.threading.set_inter_op_parallelism_threads(threads)
     return False

@@ -34,7 +34,8 @@ class AllReduce:
     """Sums values over the lanes of all workers.
 
     Attributes:
-        devices: The names of the devices that are lanes in this process.
+        devices: The names of this process's lanes: of all its devices, or of only one device if the
+            devices share memory.
     """
 
     def __init__(
@@ -107,7 +108,7 @@ class AllReduce:
     def _total(
         self, vectors: Sequence[tf.Tensor], options: CommunicationOptions
     ) -> list[tf.Tensor]:
-        """Returns the sum of all workers' vectors, on each lane."""
+        """Returns the sum of the vectors of all lanes and workers, with a copy on each lane."""
         hint = communication_hint(options, self.devices)
         seconds = self._seconds_to_wait(options)
         placed = self._on_lanes(tf.identity, vectors)
@@ -190,7 +191,8 @@ def communication_hint(options: CommunicationOptions, devices: Sequence[str]) ->
     chosen = CommunicationImplementation(options.implementation).name.lower()
     if not _on_gpus(devices):
         return "ring" if chosen == "nccl" else chosen
-    # NCCL does not support several virtual devices on one GPU, so each needs a GPU of its own.
+    # NCCL does not support several virtual devices on one GPU. So AUTO chooses NCCL only if each
+    # device can have a GPU of its own.
     apart = len(devices) <= len(tf.config.list_physical_devices("GPU"))
     return "nccl" if chosen == "auto" and apart else chosen
 

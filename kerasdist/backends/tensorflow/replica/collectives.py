@@ -137,11 +137,12 @@ class TensorFlowCollectives(Collectives):
         self._group = group
         self._native_strategy = group.native_strategy
         self._waits = waits
-        # The keys are ids of assigned variables, or `_UPDATE`.
+        # The assignments and the optimizer's step whose tensors are not yet summed over the
+        # replicas. The keys are the ids of the assigned variables, or `_UPDATE`.
         self._deferred: dict[int | str, Deferred] = {}
 
     def differentiated_loss(self, loss: Any, *, is_weighted: bool) -> Any:
-        """Returns the loss; when it is differentiated, this object records that it is weighted."""
+        """Returns the loss. If `is_weighted`, differentiating it sets `_loss_is_weighted`."""
         if not is_weighted:
             return loss
 
@@ -325,9 +326,10 @@ class TensorFlowCollectives(Collectives):
         self._sum_then(_UPDATE, Deferred("apply", tensors, update))
 
     def end_step(self, variables: Sequence[keras.Variable]) -> list[tf.Tensor]:
-        """Finishes deferred work and reads variables, by one collective; all replicas must call it.
+        """Finishes deferred updates and assignments, and reads variables, by one collective.
 
-        Returns the values of these variables, aggregated over all replicas, for the step's logs.
+        All replicas must call this method. Returns the values of these variables, aggregated over
+        all replicas, for the step's logs.
         """
         waiting, self._deferred = list(self._deferred.values()), {}
         if not waiting and not variables:
@@ -376,10 +378,10 @@ class TensorFlowCollectives(Collectives):
 
         In `fit` the replicas' changes are combined. ``tf.distribute`` combines the assigned values
         instead. A sum of them would count the old value once per replica, and a mean of them would
-        ignore how many rows each replica has. Users expect that behaviour in custom loops, so
-        custom loops have it, with one exception. With central storage, a variable that is summed on
-        read, such as a metric's variable, has only one copy. Each replica then adds its change to
-        that copy.
+        ignore how many rows each replica has. Users expect the behaviour of ``tf.distribute`` in
+        custom loops, so custom loops have it, with one exception. With central storage, a variable
+        that is summed on read, such as a metric's variable, has only one copy. Each replica then
+        adds its change to that copy.
         """
         is_combined = counts_all_replicas(variable)
         if keeps_one_copy(self._native_strategy):
@@ -395,7 +397,10 @@ class TensorFlowCollectives(Collectives):
         return self._assign_changes(variable, value, write)
 
     def _own_part(self, variable: keras.Variable, value: Any) -> Any:
-        """Returns this replica's new component of a sum; the old one if the replica has no rows."""
+        """Returns what this replica stores as its component of a variable that is read as a sum.
+
+        A replica without rows keeps its old component, except inside of `equal_writes`.
+        """
         weight = self._local_batch.weight  # type: ignore[union-attr]
         if isinstance(weight, float) or self._writes_equal:
             return value
@@ -403,7 +408,10 @@ class TensorFlowCollectives(Collectives):
         return tf.where(weight > 0, tf.cast(value, before.dtype), before)
 
     def equal_writes(self) -> AbstractContextManager[None]:
-        """Returns a context for equal assignments, which a replica without rows makes as well."""
+        """Returns a context for assignments of values that are equal on all replicas.
+
+        Inside of the context a replica without rows makes its assignments as well.
+        """
         return replaced(self, "_writes_equal", True)
 
     def _assign_once(self, variable: keras.Variable, value: Any, write: Write) -> None:
@@ -456,9 +464,10 @@ class TensorFlowCollectives(Collectives):
                 return function(columns_of(copies(everyone)))
 
         replica_context = tf.distribute.get_replica_context()
-        # The tensors are passed as one object, because merge_call does not group equal tensors.
         kept = self._kept and self._kept()
         taken = kept.take() if kept else {}
+        # All tensors are passed inside of one `Given`, because merge_call would not make a
+        # distributed value of a tensor that is the same object in all replicas.
         result = replica_context.merge_call(
             tf.autograph.experimental.do_not_convert(merged), args=(Given(call, given),)
         )
@@ -482,7 +491,7 @@ class TensorFlowCollectives(Collectives):
         In a custom loop the global loss is the sum of the replicas' losses. In `fit` it is the mean
         of these losses, weighted by the replicas' weights. So the gradient with respect to a sum is
         the sum of the replicas' gradients with these weights. `apply_gradients` later multiplies
-        this replica's gradients by the replica's weight, so here they are divided by that weight.
+        this replica's gradients by the replica's weight, so here the sum is divided by that weight.
         If a loss was weighted before it was differentiated, `upstream` already has the weight.
         """
         if self._local_batch is None:

@@ -99,8 +99,8 @@ def apply_everywhere(
     check_mirrored(optimizer.variables, native_strategy, "the optimizer")
 
     def apply() -> Any:
-        # A trial records one update. All devices have the same gradients, so the first device's
-        # gradients are used.
+        # A `Trial` records the gradients of one update. All devices have the same gradients, so in
+        # a trial only the first device's gradients are used.
         given = gradients if current.trial is None else [copies(one)[0] for one in gradients]
         if not any(isinstance(one, tf.distribute.DistributedValues) for one in given):
             return keras_compat.apply_combined_gradients(optimizer, given, variables)
@@ -110,8 +110,8 @@ def apply_everywhere(
                 keras_compat.apply_combined_gradients(optimizer, own, variables)
         return None
 
-    # In this call `_apply` only calls Keras's own ``apply``, also for the inner optimizer of a
-    # LossScaleOptimizer.
+    # While this variable is True, `_apply` only calls Keras's own ``apply``, also for the inner
+    # optimizer of a LossScaleOptimizer.
     token = _is_applying.set(True)
     try:
         return run_without_merge_call(apply)

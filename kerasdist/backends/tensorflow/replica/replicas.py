@@ -45,7 +45,8 @@ if TYPE_CHECKING:
 class SoleDevice(ReplicaSet):
     """A replica set of one device, on which plain Keras runs."""
 
-    measures_data = False  # because Keras's graph, and not the host, reads the batches
+    # Keras's own graph reads the batches, so the host cannot measure how long training waits.
+    measures_data = False
     trainer_class = PlacedTrainer
 
     def is_tracing(self) -> bool:
@@ -109,7 +110,7 @@ class TensorFlowReplicaSet(ReplicaSet):
 
     @property
     def trial_class(self) -> type[Trial]:
-        """The class of trials, by which the replicas' results are compared with one device's."""
+        """The class that runs a step on one device and on the replicas, to compare the results."""
         # imported late, because few programs need it
         from kerasdist.backends.tensorflow.fit.trial import TensorFlowTrial
 

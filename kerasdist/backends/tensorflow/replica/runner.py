@@ -158,7 +158,8 @@ class TensorFlowRunner(Runner):
         self._native_strategy = group.native_strategy
         self._shares_memory = group.shares_memory
         self.places_ahead = not self._shares_memory
-        # For each `tf.function` of a user: a function that runs its code on all replicas at once.
+        # For each `tf.function` of a user: a function that runs the user's code on all replicas, in
+        # one graph.
         self._around: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
     def run(self, strategy: Strategy, function: Callable[..., Any], given: Arguments) -> Any:
@@ -173,7 +174,7 @@ class TensorFlowRunner(Runner):
             self._replica_set.begin_step()
         elif self._replica_set.job is not None:
             # A trace does not count as a step, because some workers may trace more often than
-            # others.
+            # others. But it gives new variables the chief's values.
             self._replica_set.initial_broadcast.ensure()
         converted = converted_as_here(function)
 

@@ -17,7 +17,7 @@ from kerasdist.errors import ReplicaError
 
 
 def register() -> None:
-    """Registers ``tf.distribute``'s values as subclasses of kerasdist's."""
+    """Registers ``tf.distribute``'s value classes as virtual subclasses of kerasdist's classes."""
     values.DistributedValues.register(tf.distribute.DistributedValues)
     values.PerReplica.register(tf.types.experimental.distributed.PerReplica)
     values.Mirrored.register(tf.types.experimental.distributed.Mirrored)
@@ -92,7 +92,10 @@ def shape_of(part: Any) -> list[int | None] | None:
 
 
 def among_zeros(part: Any, axis: int, begin: Any, total: Any) -> Any:
-    """Pads a tensor with zeros to `total` along an axis, so that a sum concatenates tensors."""
+    """Returns a tensor of size `total` along an axis: `part` at offset `begin`, zeros elsewhere.
+
+    The sum of such tensors with consecutive offsets is the concatenation of their parts.
+    """
     around = [[0, 0]] * part.shape.rank
     around[axis] = [begin, total - begin - (part.shape[axis] or tf.shape(part)[axis])]
     return tf.pad(part, around)

@@ -43,8 +43,8 @@ class TensorFlowAdapter(WrappedAdapter):
     def get_tf_dataset(self, begin: Begin | None = None) -> Any:
         """Returns the dataset over which Keras's loop iterates.
 
-        If `begin` is given, it is called to make each iterator. Its argument is the function that
-        makes the iterator if `begin` is None.
+        If `begin` is given, each iterator is the result of ``begin(iterate)``, so that backups can
+        save the iterator. `iterate` is the function that makes the iterator without `begin`.
         """
         if self._group is not None:
             return self._group.batches(self._inner, begin)

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 # The components of one value on the replicas of this process, in the replicas' order.
 Parts = Sequence[Any]
 
-# A function that makes a dataset's iterator, for backups of the iterator. Its argument is the
+# Makes an iterator of a dataset whose state backups can save. The argument of this function is the
 # function that makes the iterator if there are no backups.
 Begin = Callable[[Callable[[], Any]], Any]
 
@@ -215,7 +215,7 @@ class Group:
         if first is None or _are_slices(parts):
             return False
         # TensorFlow keeps int32 tensors on the host, whatever the device. So without other workers
-        # they are summed there.
+        # they are summed on the host.
         return self.is_of_workers or not (here or first.dtype in (tf.int32, tf.bool))
 
     def _column(self, parts: Parts) -> Column:
@@ -316,9 +316,9 @@ class Group:
         held = [copies(one) for one in natives]
         given = [
             tuple(
-                # All components get the value of replica 0's component. This is right for a
-                # variable that is read as a sum too, because `assign` has given each component an
-                # equal part of the value.
+                # All components get the value of replica 0's component. A variable that is read as
+                # a sum keeps its value, because `assign` has divided that value equally over the
+                # components (an integer only if it is divisible by their number).
                 part.read_value() if replica == 0 else tf.zeros_like(part)
                 for part, replica in zip(parts, self.local, strict=True)
             )
@@ -332,7 +332,7 @@ class Group:
                 own.remember_first()
 
     def average(self, variables: Sequence[keras.Variable]) -> None:
-        """Sets each component of sync-on-read variables to the mean over all workers."""
+        """Sets each component of sync-on-read variables to the mean over all replicas."""
         sums = self.sums([[part.read_value() for part in copies(one)] for one in variables])
         for variable, value in zip(variables, self.aggregate(variables, sums), strict=True):
             variable.assign(value)
@@ -399,7 +399,7 @@ class WorkerGroup(Group):
         if isinstance(first, tf.SparseTensor):
             return self._sparse(parts), []
         check_alike(parts, axis)
-        if equal_sizes:  # callers pass this only if the size is static
+        if equal_sizes:  # callers pass `equal_sizes` only if the size is static
             sizes = [first.shape[axis]] * self._replicas
         else:
             sizes = self._from_all_replicas([tf.shape(part)[axis] for part in parts])

@@ -69,7 +69,7 @@ def _gradient_of_rows(
     rows: torch.Tensor, mean: torch.Tensor, slope: torch.Tensor, offset: torch.Tensor
 ) -> torch.Tensor:
     """Returns ``slope * (rows - mean) + offset``, in few passes over memory."""
-    if torch.is_grad_enabled():  # with create_graph=True: this must be differentiable
+    if torch.is_grad_enabled():  # with create_graph=True, the gradient must be differentiable
         return slope * (rows - mean) + offset
     if rows.device.type == _DEVICE and len(rows):
         ones = torch.ones_like(mean)
@@ -100,7 +100,7 @@ class Moments(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
-        """Returns the gradient of this replica's rows."""
+        """Returns the gradient with respect to this replica's rows."""
         rows, mean = ctx.saved_tensors
         both = torch.stack(gradients)
         if ctx.replica is not None:
@@ -123,9 +123,9 @@ def _normalized(  # noqa: PLR0917  Keras's parameters
     is_last = axis in (-1, x.ndim - 1)
     if not is_last or current.replica is None or not _serves(x, channels):
         return original(x, mean, variance, axis, offset, scale, epsilon)
-    # Torch's function computes no gradients for the mean and the variance, so it gets them as
-    # constants. But the scale and the offset that are passed here depend on the mean and the
-    # variance, and so give them their gradients.
+    # Torch's function computes no gradients for the mean and the variance, so it gets these two as
+    # constants. The scale and the offset that it gets are computed from the mean and the variance,
+    # so the gradients of these two flow through the scale and the offset.
     inverse, fixed = (variance + epsilon).rsqrt(), mean.detach()
     slope = inverse if scale is None else scale * inverse
     begin = (fixed - mean) * slope

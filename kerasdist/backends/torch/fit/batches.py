@@ -151,6 +151,6 @@ def _apply_mask(
             counts = torch.stack([float_mask.new_full((), math.prod(mask.shape)), float_mask.sum()])
             [[total, valid]] = replica.collectives.all_sum([counts])
             float_mask = torch.where(mask.bool(), torch.where(valid > 0, total / valid, 0.0), 0.0)
-        if merged.dtype == sample_weight.dtype:  # Keras does not change other types
+        if merged.dtype == sample_weight.dtype:  # Keras leaves weights of another type unchanged
             sample_weight *= float_mask.reshape(sample_weight.shape)
     return merged

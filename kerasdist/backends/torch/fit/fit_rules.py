@@ -45,12 +45,13 @@ MOST_ON_ONE_CORE = 1 << 27
 
 @final
 class FitRules(Rules):
-    """The rules for the steps of one model.
+    """The rules by which the steps of one model combine the values that replicas assign.
 
     Attributes:
         reducer: Sums gradients over the workers during the backward pass; None if the gradients are
             summed after that pass.
-        sums: The metrics' variables with the aggregation "sum", by their ids.
+        sums: In a job, the variables that are sums over the workers, by their ids: at first those
+            of the metrics, later also others that a step has assigned to.
         sums_are_parts: Whether variables with the aggregation "sum" hold only this worker's own
             sum, to which the sums of the other workers are not yet added.
     """
@@ -68,13 +69,19 @@ class FitRules(Rules):
         # Variables and buffers that were combined in this process, but not yet over the workers.
         self._committed: dict[int, keras.Variable] = {}
         self._buffers: list[torch.Tensor] = []
-        # The sums over the workers that came with the step's gradients, by the variables' ids.
+        # The metrics' sums over the workers that `reducer` has computed together with the sums of
+        # the gradients, by the variables' ids.
         self._summed: dict[int, torch.Tensor] = {}
-        self._weight = 1.0  # the weight of a worker's only replica
+        # In a job: the weight, in this step, of the replica of this worker (a worker has only one).
+        self._weight = 1.0
 
     @torch.no_grad()
     def begin(self, scopes: Sequence[ReplicaScope]) -> None:
-        """Starts a step. Sums become zero on all workers but the chief, so that they add up."""
+        """Starts a step.
+
+        If the variables in `sums` have the total of all workers, they become zero on all workers
+        but the chief. So the old total counts once when the workers' variables are added up.
+        """
         self._weight = scopes[0].weight
         self._committed.clear()
         self._buffers.clear()
@@ -106,7 +113,10 @@ class FitRules(Rules):
     def own_value(
         self, scope: ReplicaScope, variable: keras.Variable, source: torch.Tensor | None
     ) -> torch.Tensor | None:
-        """Returns zeros if the replica starts from zero, None if from the variable's value."""
+        """Returns zeros if the replica's value of a sum starts from zero.
+
+        Returns None if the replica starts from the variable's value.
+        """
         if source is None:
             raise UnsupportedError(
                 "Expected every variable to exist before the replicas run. Received: "
@@ -119,7 +129,10 @@ class FitRules(Rules):
 
     @torch.no_grad()
     def commit(self, scopes: Sequence[ReplicaScope], *, sums: bool) -> list[int]:
-        """Writes what the replicas assigned, combined by each variable's ``aggregation``."""
+        """Writes what the replicas assigned, combined by each variable's ``aggregation``.
+
+        Variables with the aggregation "sum" are written only if `sums` is True.
+        """
         written: dict[int, keras.Variable] = {}
         for scope in scopes:
             for key, variable in scope.written.items():
@@ -159,7 +172,11 @@ class FitRules(Rules):
     def exchange(
         self, logs: Sequence[torch.Tensor] = (), *, sums: bool = True
     ) -> list[torch.Tensor]:
-        """Makes the variables equal on all workers; returns the workers' sums of `logs`."""
+        """Makes the variables equal on all workers; returns the workers' sums of `logs`.
+
+        If `sums` is False, variables that are read as sums, such as those of metrics, keep only
+        this worker's own sum.
+        """
         committed, self._committed = list(self._committed.values()), {}
         buffers, self._buffers = self._buffers, []
         summed, self._summed = self._summed if sums else {}, {}

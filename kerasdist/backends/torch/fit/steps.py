@@ -56,7 +56,7 @@ class Steps:
         return CompiledCalls()
 
     def run_trial(self, step: Step, batch: Any) -> Any:
-        """Runs a step for a `Trial` on the replicas; returns the logs of the global batch."""
+        """Runs the step of a `Trial` on the replicas; returns the logs of the global batch."""
         rules, replicas = FitRules(self._model, self._group, _sums_of(self._model)), self._replicas
         parts = divide(
             batch, replicas.num_replicas, replicas.local_replicas, replicas.torch_devices
@@ -68,7 +68,8 @@ class Steps:
     def make_function(self, step: Step, alone: Step, *, trains: bool = False) -> Function:
         """Returns a function that runs a step per batch and returns the logs of the last step.
 
-        With `trains`, the function reports the steps to the program's meter, if there is one. With
+        The replicas run `step`. If a batch is not divided, every worker runs `alone` instead. With
+        `trains`, the function reports the steps to the `Meter` of this `fit`, if there is one. With
         `trains` and several workers, the gradients of Keras's own `train_step` are summed during
         the backward pass.
         """
@@ -143,9 +144,10 @@ class Steps:
         return lambda batches: join([predictions(batch) for batch in batches])
 
     def _alone(self, step: Step, batch: Any, *, draws_alike: bool = False) -> Any:
-        """Runs plain Keras's step on every worker, with the global batch and full weights.
+        """Runs plain Keras's step on every worker, with the global batch.
 
-        With `draws_alike`, all workers draw the same random numbers.
+        Sharded weights are gathered for the step. With `draws_alike`, all workers draw the same
+        random numbers.
         """
         with ExitStack() as contexts:
             if self._replicas.divides_state:
@@ -158,7 +160,7 @@ class Steps:
             return step(batch)
 
     def end(self) -> bool:
-        """Sums metrics over the workers if the last step has not; returns whether that was so."""
+        """Sums metrics over the workers if the last step has not; returns whether it did so."""
         rules, self._unsummed = self._unsummed, None
         if rules is not None:
             rules.exchange()

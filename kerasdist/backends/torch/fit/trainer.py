@@ -58,7 +58,7 @@ class TorchTrainer(ReplicatedTrainer):
         return passes.calls(self.model, call, args, kwargs, most)
 
     def _call_at_once(self, original: Original, *args: object, **kwargs: object) -> Any:
-        """Calls the model once, in compiled form in a worker's replica if ``jit_compile=True``."""
+        """Calls the model once. In a job with ``jit_compile=True``, the call is compiled."""
         scope, trial = keras_compat.get_stateless_scope(), current.trial
         compiled = scope.rules.compiled if isinstance(scope, ReplicaScope) else None
         collectives = collectives_here() if compiled else None
@@ -95,7 +95,10 @@ class TorchTrainer(ReplicatedTrainer):
         return model.train_function
 
     def _require_places_of_gradients(self) -> None:
-        """Refuses GPUs if code in torch's backward threads could not find its replica."""
+        """Refuses several GPUs if Keras lacks the functions that `fit/backward.py` replaces.
+
+        Without them, Python code in torch's backward threads could not find its replica.
+        """
         if self.replicas.num_replicas > 1 and not self.replicas.on_cpu:
             keras_compat.internals.REMAT.require()
             keras_compat.internals.CUSTOM_GRADIENT.require()
@@ -196,8 +199,8 @@ class TorchTrainer(ReplicatedTrainer):
     @property
     def compiles_in_replicas(self) -> bool:
         """Whether calls of the model in a replica's step are compiled."""
-        # Only in a job: there the only replica of a process reads the variables themselves, and
-        # compiled code does so too.
+        # Compiled code reads the variables themselves. A replica does so only if it is the only one
+        # of its process, as in a job.
         is_worker = self.replicas.job is not None
         is_asked = is_worker and not self._gathers_weights
         return is_asked and keras_compat.uses_torch_compile(self.model)
@@ -211,7 +214,8 @@ class TorchTrainer(ReplicatedTrainer):
         """Returns the logs of an epoch; may wait for the device, as plain Keras does here."""
         job = self.replicas.job
         if job is not None:
-            # Before this worker waits below, it reports that no step follows in this epoch.
+            # From here on, also while this worker waits below, its history of batches says that no
+            # step follows in this epoch.
             self.replicas.first_batches.history.end()
             # The workers wait for each other, because Gloo aborts if a worker ends its process
             # while other workers still sum.

@@ -26,7 +26,9 @@ from kerasdist.input.sharding import WorkerShard
 class TorchTrial(Trial):
     """Runs a step on clones of the variables, either on one device or on the replicas."""
 
-    is_only = False  # the code that calls torch's modules reads this, as in a `ReplicaScope`
+    # The code that calls torch's modules (replica/modules.py) reads this attribute of a trial or a
+    # `ReplicaScope`. If it is False, a module runs on clones, and not on its own tensors.
+    is_only = False
 
     @classmethod
     def gathered(cls, replicas: Any, batch: Any, *, spares: bool) -> TriedBatch:
@@ -65,7 +67,7 @@ class TorchTrial(Trial):
         return None if value is None else _clone(move(device, value))
 
     def write(self, variable: keras.Variable, value: Any) -> None:
-        """Assigns to the copy of a variable."""
+        """Assigns a value to the trial's copy of a variable."""
         with torch.no_grad():
             self.get_current_value(variable).copy_(value)
 
@@ -163,7 +165,10 @@ class _Drawing:
         return self._draws.draw(name, call, None)
 
     def _call(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Runs a random operator from the state that torch's generator has reached in the trial."""
+        """Runs a random operator with torch's generator in the trial's own state.
+
+        Then the state that the generator has outside of the trial is restored.
+        """
         tensors = [one for one in args if isinstance(one, torch.Tensor)]
         device = tensors[0].device if tensors else torch.device(kwargs.get("device") or "cpu")
         generator = default_generators(device)[-1]
