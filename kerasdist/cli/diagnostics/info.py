@@ -87,7 +87,8 @@ class Facts:
     Attributes:
         membership: This process's place in its job; None if it is the only process of its job.
         error: What is wrong with the environment; None if nothing is wrong.
-        independent: Whether this process is always a job of its own, whatever the sources say.
+        independent: Whether ``KERASDIST_CLUSTER=none`` makes this process a job of its own,
+            whatever the sources say.
         sources: What each source says, in the order in which the sources are asked.
         backend: The backend that Keras will choose.
         backend_reason: Where the choice of the backend comes from.
