@@ -190,7 +190,7 @@ class BackupAndRestore(Callback):
         return heard
 
     def leave(self, epoch: int, batches: int) -> NoReturn:
-        """Saves a backup, then ends the script as preempted. All workers must call this method."""
+        """Saves a backup, then ends the script with exit code 76. All workers must call this."""
         self.save(epoch, batches)
         self._files.wait()
         raise SystemExit(ExitCode.PREEMPTED)
@@ -321,7 +321,7 @@ class BackupAndRestore(Callback):
             self._position.go_to(facts["position"], within=False)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, object] | None = None) -> None:
-        """If the backup was made within this epoch, restores the values that are still missing."""
+        """If the backup was made within this epoch, restores what is not restored yet."""
         self._epoch, self._skipped = epoch, 0
         if self._resumed is not None:
             with self._restoring():

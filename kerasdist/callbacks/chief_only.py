@@ -22,7 +22,7 @@ class DelegatingCallback(keras.callbacks.Callback):
         if heard:
             for name in _EVENTS:
                 # Keras does not call methods that are the empty methods of the base class. To let
-                # Keras see this, the inner callback's own methods are set as attributes here.
+                # Keras recognize these, the methods of the inner callback are set here unchanged.
                 setattr(self, name, getattr(inner, name))
 
     def set_params(self, params: object) -> None:
@@ -31,7 +31,7 @@ class DelegatingCallback(keras.callbacks.Callback):
         self.inner.set_params(params)
 
     def set_model(self, model: object) -> None:
-        """Passes the model on to the inner callback if the inner callback gets events here.
+        """Passes the model on to the inner callback if the inner callback gets events.
 
         A callback that gets no events may not see the model either, because some callbacks write
         files when they get it (TensorBoard writes the model's graph).

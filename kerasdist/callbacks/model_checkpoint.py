@@ -171,7 +171,7 @@ class BackgroundFile:
 
     def write(self, snapshot: keras_compat.Snapshot, path: str) -> None:
         """Starts to write a file; `wait` must have been called before."""
-        # Python calls `settle` at its end, after the thread has ended, to report a failure.
+        # At exit, Python waits for the thread. Then it calls `settle`, which warns of a failure.
         atexit.register(self.settle)
         threads = ThreadPoolExecutor(1, "kerasdist-checkpoint")
         self._writing = threads.submit(_write, snapshot, path)

@@ -207,7 +207,7 @@ class Telemetry(keras.callbacks.Callback):
             self._events.scalars(self._meter.steps, _curves(told))
 
     def _write(self, kind: str, fields: dict[str, object]) -> None:
-        if self._lines is None or self._replicas is None:  # these are None after a failure of `fit`
+        if self._lines is None or self._replicas is None:  # the files are not open
             return
         head = {"schema": SCHEMA, "kind": kind, "time": time.time(), "worker": self._replicas.rank}
         try:

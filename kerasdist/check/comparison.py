@@ -152,7 +152,7 @@ class _Steps:
         return found, [one for one in found.deciding if one.is_more_than_rounding]
 
     def _of_outputs(self, replicated: Mapping[int | None, Sequence[Any]]) -> list[Difference]:
-        """Returns the largest difference between outputs of replicas here and those of one device.
+        """Returns the largest difference between outputs of own replicas and of one device.
 
         The result is a list, which is empty if there are no outputs to compare.
         """
@@ -328,8 +328,8 @@ class RecordedDraws:
     """Records the random numbers of the step on one device, and repeats them in later steps.
 
     Attributes:
-        misfit: Why a draw could not be repeated, so that the step has drawn anew; None if all draws
-            were repeated.
+        misfit: Why a recorded draw could not be repeated, so that the step used new random numbers;
+            None if all draws were repeated.
         may_be_stacked: Whether an axis of a recorded draw has several entries for each row of the
             batch, so that it is unclear which entries belong to a row.
         are_stacked: Whether such an axis is read as several batches, one after the other. If not,
@@ -345,7 +345,7 @@ class RecordedDraws:
         self.may_be_stacked = self.are_stacked = False
 
     def begin(self) -> None:
-        """Begins a step, which repeats recorded draws from the first one on."""
+        """Begins a step, which repeats the recorded draws in order, beginning with the first."""
         self._position.clear()
 
     def end_recording(self) -> None:

@@ -10,7 +10,7 @@ place. Loaders with ``state_dict`` and ``load_state_dict`` can, too. After a res
 are read from the last saved place, without reading earlier batches again.
 
 Keras's loops may read batches before the steps need them. So if Python code reads the data (and not
-a TensorFlow graph), the place is saved in the moment of reading, after each batch at which a backup
+a TensorFlow graph), the place is saved while the data are read, after each batch at which a backup
 may be due.
 """
 
@@ -332,11 +332,12 @@ class Position:
     def restore_random_states(
         self, states: Mapping[str, object], begin: Mapping[str, object] | None = None
     ) -> None:
-        """Sets the random generators to the states of a backup, after batches were read.
+        """Sets the random generators to the states of a backup.
 
         TensorFlow reads Python sources ahead, in another thread. If that thread draws random
         numbers from the global generators, their states have already advanced with the batches, and
-        this method leaves them unchanged.
+        this method leaves them unchanged. `begin` has the states before the batches were read; None
+        means the states that `epoch_begins` has stored.
         """
         if self._reads_aside:
             before = begin or (self._begin["random"] if self._begin is not None else None)
@@ -433,7 +434,7 @@ class Position:
             random_states.put_back(random)
 
     def _since(self, begin: _Begin, random: Mapping[str, object] | None) -> _Begin:
-        """Returns the state before an iteration that Keras began at the end of the last epoch."""
+        """Returns the state before an iteration that Keras began as the previous epoch ended."""
         if self._ends_later:
             return self._now(random)
         # Keras draws the order of the rows only with the first batch. So the random states of that
@@ -457,16 +458,16 @@ class PositionedAdapter(WrappedAdapter):
         self._position = position
 
     def get_jax_iterator(self, super_batch: int | None = None) -> Iterator[object]:
-        """Returns the inner adapter's batches."""
+        """Returns the inner adapter's batches, from the run's position on."""
         yield from self._position.begun(lambda: self.jax_batches(super_batch))
 
     def get_tf_dataset(self) -> Any:
-        """Returns the inner adapter's batches."""
+        """Returns the inner adapter's batches, from the run's position on."""
         with self._position.looked_at():
             return self._inner.get_tf_dataset(self._position.begun_pipeline)
 
     def get_torch_dataloader(self) -> Iterator[object]:
-        """Returns the inner adapter's batches."""
+        """Returns the inner adapter's batches, from the run's position on."""
         # `iter` may draw a random number. So it is called now and not with the first batch, as in
         # Keras's own adapter.
         begun = self._position.begun(lambda: iter(self._inner.get_torch_dataloader()))

@@ -190,10 +190,10 @@ class RunFiles:
         self.number += 1
 
     def write_part(self, shards: Mapping[int, Sequence[HeldShard]]) -> list[object] | None:
-        """Writes this worker's part of a backup; returns, on the chief, the facts about all parts.
+        """Writes this worker's part of a backup; on the chief, returns all names and digests.
 
-        All workers must call this method. When it returns, all parts are on the disk. If a worker
-        could not write its part, all workers get None.
+        All workers must call this method. When it returns, the parts of all workers are on the
+        disk. If a worker could not write its part, all workers get None.
 
         Args:
             shards: The shards that this worker holds, by the number of the variable.
@@ -222,7 +222,7 @@ class RunFiles:
 
         With `in_memory`, the backup is written to memory if there is enough memory. A thread then
         copies the chief's file to the disk. All workers must call this method, because reading a
-        variable may need workers that do not write.
+        variable may be a collective.
         """
         folder = self.folder
         if self.in_memory is not None and memory.has_room(self.in_memory, arrays):
@@ -314,7 +314,7 @@ class RunFiles:
         return sorted(found, key=storage.number_of, reverse=True)
 
     def _own(self) -> list[Path]:
-        """Returns the backups that do not belong to later calls."""
+        """Returns the backups that do not belong to later calls of `fit`, newest first."""
         return [path for path in self._all() if _fit_of(path) <= self.fit]
 
 
@@ -424,7 +424,7 @@ def release_folder(folder: Path) -> None:
 
 
 def _try_lock(path: Path, mode: int) -> dict[str, object] | None:
-    """Tries to lock a file; returns the present owner if there is one."""
+    """Tries to lock a file; returns facts about the process that has locked it already, or None."""
     try:
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, mode)
     except OSError as error:

@@ -36,7 +36,7 @@ PRIVATE = 0o600
 @final
 @dataclass(frozen=True)
 class Unread:
-    """An array that is read from its variable only when a file of arrays reaches it.
+    """An array that is read from its variable only at the moment when a file stores it.
 
     So the copies of all arrays are never in memory at the same time.
 
@@ -89,7 +89,7 @@ class StoredFile:
         return self.columns(number, Region.whole(shape)).reshape(shape)
 
     def columns(self, number: int, region: Region) -> np.ndarray:
-        """Reads an array as a matrix with the rows of `region`; returns the columns of `region`."""
+        """Reads the columns of `region` from an array that is reshaped to `region.rows` rows."""
         dtype = np.dtype(self.forms[number][0])
         if not region.size:
             return np.zeros((region.rows, region.end - region.begin), dtype)

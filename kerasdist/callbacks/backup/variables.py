@@ -2,8 +2,8 @@
 
 If workers divide variables, each worker writes a *part*: a file with its own shards, in the format
 of `storage`. The chief's file is written last, and contains the names and digests of all parts. So
-a backup is complete as soon as the chief's file exists. Parts that no chief's file names are not
-used.
+a backup is complete as soon as the chief's file exists. A part is not used if no
+chief's file contains its name.
 """
 
 from __future__ import annotations

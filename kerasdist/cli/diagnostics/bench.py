@@ -229,7 +229,7 @@ def _first_gpus(count: int) -> dict[str, str]:
 
 
 def reference(*, is_one_machine: bool) -> Reference | None:
-    """Returns the rate of the links between GPUs; None if it is in neither NVML nor `hardware`.
+    """Returns the rate of the links between GPUs; None if kerasdist does not know it.
 
     Args:
         is_one_machine: Whether all workers are on this machine.

@@ -197,7 +197,7 @@ def _gpus(environ: Mapping[str, str], place: Membership | None) -> tuple[GpuFact
     if place is not None and place.local_workers is not None and place.local_rank is not None:
         number, workers = place.local_rank, place.local_workers
     if len(seen) < workers or kerasdist_variables.RANK in environ:
-        # A scheduler or `kerasdist run` has given this worker GPUs of its own.
+        # A scheduler or `kerasdist run` shows this worker only its own GPUs. It takes all of them.
         owners = dict.fromkeys(range(len(seen)), number)
     else:
         parts = [gpus.part(len(seen), workers, each) for each in range(workers)]
