@@ -299,10 +299,11 @@ def restore(
     *,
     seen_by_all: bool,
 ) -> None:
-    """Restores variables, given with their numbers in the backup. All workers must call it.
+    """Restores variables, which are given with their numbers in the backup.
 
-    If workers divide the variables, the variables are restored one after another. If all workers
-    see the files, each worker reads its own shards. Otherwise the chief sends whole variables.
+    All workers must call this function. If workers divide the variables, the variables are restored
+    one after another. If all workers see the files, each worker reads its own shards. Otherwise the
+    chief sends whole variables.
     """
     trainer = trainer_of(model)
     if trainer is None or not trainer.replicas.divides_state:
