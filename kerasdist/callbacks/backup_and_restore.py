@@ -61,11 +61,11 @@ class BackupAndRestore(Callback):
     ``steps_per_epoch``, the batches of all earlier epochs are also read again and skipped. Other
     callbacks get no events for skipped batches.
 
-    Of your own callbacks and data sources, a backup contains these attributes: numbers, strings,
-    arrays, lists and dicts of these, and random generators and objects that exist when `fit`
-    begins. For anything else, define ``state_dict()`` and ``load_state_dict(state)`` in the class
-    of the callback or data source. When a backup is written, a warning names the values that cannot
-    be restored from it.
+    A backup contains these attributes of your own callbacks and data sources: numbers, strings,
+    arrays, and lists and dicts of these. It also contains random generators and other objects in
+    attributes, if they exist when `fit` begins. For anything else, define ``state_dict()`` and
+    ``load_state_dict(state)`` in the class of the callback or data source. When a backup is
+    written, a warning names the values that cannot be restored from it.
 
     The chief writes each file under a temporary name first, so that no file is incomplete. In a
     restarted script, the chief reads the newest complete backup and sends the values to the other
@@ -190,7 +190,7 @@ class BackupAndRestore(Callback):
         return heard
 
     def leave(self, epoch: int, batches: int) -> NoReturn:
-        """Saves a backup, then ends the script as preempted. All workers must call this method."""
+        """Saves a backup, then ends the script with exit code 76. All workers must call this."""
         self.save(epoch, batches)
         self._files.wait()
         raise SystemExit(ExitCode.PREEMPTED)
@@ -198,13 +198,13 @@ class BackupAndRestore(Callback):
     def beside(self, others: Sequence[Callback], listed: Sequence[Callback]) -> None:
         """Stores the other callbacks of this call of `fit`; each backup contains their state.
 
-        ``others`` are the callbacks that the user passed. ``listed`` are the same callbacks as
-        Keras calls them, which may be wrapped.
+        ``others`` are the callbacks that the user passed. ``listed`` are the callbacks that Keras
+        calls for them: the same objects, or objects that wrap them.
         """
         self._others, self._listed = others, listed
 
     def reads(self, position: Position, validation: Position) -> None:
-        """Stores the positions in the training and validation data, for each backup."""
+        """Stores the objects from which each backup takes the positions in the data."""
         self._position, self._validation = position, validation
 
     def on_train_begin(self, logs: dict[str, object] | None = None) -> None:
@@ -235,7 +235,7 @@ class BackupAndRestore(Callback):
         self._call = {**call, "forms": forms_of(variables_of(model))}
         stored = self._files.newest(self._call)
         facts = None
-        if stored is not None:  # without the facts in `self._call`, which the chief has compared
+        if stored is not None:  # the chief has already compared the facts in `self._call`
             there = stored.chiefs.facts.items()
             facts = {name: one for name, one in there if name not in self._call}
         told = self._files.number, self._files.refusal, self._files.of_this_call, facts
@@ -321,7 +321,7 @@ class BackupAndRestore(Callback):
             self._position.go_to(facts["position"], within=False)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, object] | None = None) -> None:
-        """If the backup was made within this epoch, restores the values that are still missing."""
+        """If the backup was made within this epoch, restores what is not restored yet."""
         self._epoch, self._skipped = epoch, 0
         if self._resumed is not None:
             with self._restoring():
@@ -342,7 +342,7 @@ class BackupAndRestore(Callback):
         if done <= self._skipped:
             return
         self._interval.batches_passed(done, self._wait_for_devices)
-        if self.asked_to_leave and current_job() is None:  # in a job, `Vote` decides
+        if self.asked_to_leave and current_job() is None:  # in a job, `Vote` calls `leave`
             self.leave(self._epoch, done)
         if self._interval.is_due(done):
             self._save_and_choose(self._epoch, done)
@@ -396,7 +396,7 @@ class BackupAndRestore(Callback):
         self._files.begin_next()
         model: Any = self.model
         variables, trainer = all_variables_of(model), trainer_of(model)
-        if batches and trainer is not None:  # at the end of an epoch `InSync` compares the weights
+        if batches and trainer is not None:  # at an epoch's end, `InSync` has compared the weights
             when = f"batch {batches} of epoch {epoch + 1}"
             trainer.replicas.first_batches.require_equal_since(when)
             results.require_equal_weights(model, trainer.replicas, when)
@@ -422,7 +422,8 @@ class BackupAndRestore(Callback):
             facts = numbered(facts, arrays)
             facts["arrays"] = [[one.dtype.name, one.shape] for one in arrays[len(variables) :]]
             for one in self._others:
-                # The backup waits for these files, because a continued run does not write them.
+                # The backup is written after the files that ModelCheckpoint is writing now, because
+                # a run that continues from the backup does not write these files.
                 if isinstance(one, ModelCheckpoint):
                     one.wait()
         if job is not None and self._keeps_in_memory:

@@ -13,7 +13,7 @@ _EVENTS = [name for name in dir(keras.callbacks.Callback) if name.startswith("on
 
 
 class DelegatingCallback(keras.callbacks.Callback):
-    """Passes Keras's events on to an inner callback, unless `heard` is False."""
+    """Passes Keras's events on to an inner callback; with ``heard=False``, passes on no event."""
 
     def __init__(self, inner: keras.callbacks.Callback, heard: bool = True) -> None:
         super().__init__()
@@ -21,8 +21,8 @@ class DelegatingCallback(keras.callbacks.Callback):
         self._is_heard = heard
         if heard:
             for name in _EVENTS:
-                # The inner callback's own methods are set here. So Keras still recognizes, and does
-                # not call, those that are the empty methods of the base class.
+                # Keras does not call methods that are the empty methods of the base class. To let
+                # Keras recognize these, the methods of the inner callback are set here unchanged.
                 setattr(self, name, getattr(inner, name))
 
     def set_params(self, params: object) -> None:
@@ -31,9 +31,10 @@ class DelegatingCallback(keras.callbacks.Callback):
         self.inner.set_params(params)
 
     def set_model(self, model: object) -> None:
-        """Passes the model on to the inner callback, unless `heard` was False.
+        """Passes the model on to the inner callback if the inner callback gets events.
 
-        TensorBoard, for example, writes the model's graph in this method.
+        A callback that gets no events may not see the model either, because some callbacks write
+        files when they get it (TensorBoard writes the model's graph).
         """
         super().set_model(model)
         if self._is_heard:

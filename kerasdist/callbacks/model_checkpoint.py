@@ -86,12 +86,12 @@ class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
         self._newest: str | None = None
 
     def set_model(self, model: keras.Model) -> None:
-        """Stores the model."""
+        """Stores the model; with ``save="async"``, in a wrapper that saves in the background."""
         saves = functools.partial(self._begin, model)
         super().set_model(SavingModel(model, saves) if self.is_async else model)
 
     def on_train_begin(self, logs: dict[str, object] | None = None) -> None:
-        """Forgets the files of an earlier call of `fit`."""
+        """Forgets the name of the last file that an earlier call of `fit` has written."""
         super().on_train_begin(logs)
         self._newest = None
 
@@ -171,7 +171,8 @@ class BackgroundFile:
 
     def write(self, snapshot: keras_compat.Snapshot, path: str) -> None:
         """Starts to write a file; `wait` must have been called before."""
-        atexit.register(self.settle)  # Python calls it after the thread has ended
+        # At exit, Python waits for the thread. Then it calls `settle`, which warns of a failure.
+        atexit.register(self.settle)
         threads = ThreadPoolExecutor(1, "kerasdist-checkpoint")
         self._writing = threads.submit(_write, snapshot, path)
         threads.shutdown(wait=False)
@@ -184,7 +185,7 @@ class BackgroundFile:
             raise failed
 
     def check(self) -> None:
-        """Raises the thread's error if writing has failed."""
+        """Raises the thread's error if writing has failed; does not wait for the thread."""
         if self._writing is not None and self._writing.done():
             self.wait()
 
@@ -204,7 +205,8 @@ class BackgroundFile:
     def _outcome(self) -> BaseException | None:
         if self._writing is None:
             return None
-        failed = self._writing.exception()  # waits; if interrupted, `_writing` stays set
+        # Waits for the thread. If Ctrl-C interrupts this, the next call waits for it again.
+        failed = self._writing.exception()
         self._writing = None
         atexit.unregister(self.settle)
         return failed
@@ -224,16 +226,16 @@ class SavingModel:
     """
 
     def __init__(self, model: Any, save: Callable[..., None]) -> None:
-        """Stores `save`, to call it with a save method of the model and the call's arguments."""
+        """Stores the function `save`, which gets the model's save method and then its arguments."""
         self.saved = model
         self._save = save
 
     def save(self, filepath: object, *args: object, **kwargs: object) -> None:
-        """Passes the call on, with the model's own method `save`."""
+        """Calls the constructor's function with the model's method `save` and the arguments."""
         self._save(self.saved.save, filepath, *args, **kwargs)
 
     def save_weights(self, filepath: object, *args: object, **kwargs: object) -> None:
-        """Passes the call on, with the model's own method `save_weights`."""
+        """Calls the constructor's function with the model's `save_weights` and the arguments."""
         self._save(self.saved.save_weights, filepath, *args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:

@@ -86,7 +86,7 @@ def prepare(given: dict[str, Any], replicas: ReplicaSet) -> None:
 
 
 def positions_of(given: Mapping[str, Any]) -> tuple[Position | None, Position | None]:
-    """Returns the positions in training and validation data; None for both without backups."""
+    """Returns the positions in training and validation data; None if no callback saves backups."""
     callbacks = keras_compat.callbacks_of(given["callbacks"])
     backups = [one for one in callbacks if isinstance(one, BackupAndRestore)]
     if not backups:
@@ -127,7 +127,8 @@ def _ordered(
     backups = [one for one in callbacks if isinstance(one, BackupAndRestore)]
     others = [one for one in callbacks if not isinstance(one, BackupAndRestore)]
     if backups and not any(isinstance(one, keras.callbacks.History) for one in others):
-        # Keras would add its History after the backups, which would then lack the last epoch.
+        # Keras itself would add its History after the callbacks that save backups. A backup would
+        # then lack the entry of the last epoch.
         others = [*others, keras.callbacks.History()]
     listed = others if job is None else [_on_worker(one, replicas, job) for one in others]
     for backup in backups:
@@ -207,7 +208,7 @@ def _not(save: Callable[..., None], filepath: object, *args: object, **kwargs: o
 
 @final
 class _RestoresAll(DelegatingCallback):
-    """Lets Keras's BackupAndRestore act on the chief, and sends the restored values to all."""
+    """Lets Keras's BackupAndRestore act on the chief, and sends restored values to all workers."""
 
     def __init__(self, inner: Callback, job: Job) -> None:
         super().__init__(inner, heard=job.is_chief)

@@ -31,7 +31,7 @@ _CLOCK = "kerasdist clock"
 _MARK = re.compile(rf"{_CLOCK} (\d+)")
 
 _ROUNDS = 11
-"""After how many exchanges the workers read their clocks, to compare the clocks."""
+"""How many times the workers exchange messages and read their clocks, to compare the clocks."""
 
 STEPS = "steps of fit"
 """The name of the trace's row that shows when each step ended on the host."""
@@ -57,7 +57,7 @@ class Profile(keras.callbacks.Callback):
         self._offset = offset_of_clock(self._replicas.job)
 
     def on_train_end(self, logs: dict[str, object] | None = None) -> None:
-        """Ends a profile whose last step was not reached."""
+        """Ends the profile if `fit` has ended before the last step to profile."""
         if self._folder is not None:
             self._stop()
         elif not self._is_done:
@@ -111,8 +111,8 @@ class Profile(keras.callbacks.Callback):
 def aligned(events: Iterable[Event], offset: float) -> list[Event]:
     """Returns events with times in microseconds since 1970 by the chief's clock.
 
-    One of the events is the mark that `Profile` has set. The name of the mark contains the time by
-    this worker's clock.
+    One of the events is the mark that `Profile` has set. The name of the mark contains the time at
+    which it was set, by this worker's clock.
     """
     events = list(events)
     marks = [(match, one) for one in events if (match := _MARK.match(str(one.get("name"))))]
@@ -147,7 +147,7 @@ class Offset:
 
     Attributes:
         microseconds: The worker's time minus the chief's.
-        spread: The range of the middle half of the measurements.
+        spread: The range of the middle half of the measurements, in microseconds.
     """
 
     microseconds: float

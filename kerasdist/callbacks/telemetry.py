@@ -109,8 +109,8 @@ class Telemetry(keras.callbacks.Callback):
 
         Raises:
             ValueError: If `every` is not positive.
-            UnsupportedError: If TensorBoard is wanted but not installed. `fit` raises this error if
-                the model was made outside of a strategy's scope.
+            UnsupportedError: If TensorBoard is wanted but not installed. `fit` also raises this
+                error, if the model was made outside of a strategy's scope.
         """
         super().__init__()
         if every <= 0:
@@ -207,7 +207,7 @@ class Telemetry(keras.callbacks.Callback):
             self._events.scalars(self._meter.steps, _curves(told))
 
     def _write(self, kind: str, fields: dict[str, object]) -> None:
-        if self._lines is None or self._replicas is None:  # these are None after a failure of `fit`
+        if self._lines is None or self._replicas is None:  # the files are not open
             return
         head = {"schema": SCHEMA, "kind": kind, "time": time.time(), "worker": self._replicas.rank}
         try:
@@ -239,7 +239,7 @@ def flops_of(model: keras.Model, replicas: ReplicaSet) -> Flops:
     try:
         inputs = keras_compat.shapes_of_example(model)
         forward = registry.current().count_flops(model.stateless_call, *shapes, *inputs)
-    except Exception:  # noqa: BLE001  a model that needs values, or inputs without fixed shapes
+    except Exception:  # noqa: BLE001  if the model needs values, or its inputs have no fixed shapes
         return Flops(peak=peak)
     return Flops(None if forward is None else 3 * forward, peak)
 
@@ -314,7 +314,7 @@ class _EventFile:
 
 @final
 class Progress(keras.callbacks.Callback):
-    """Reports progress once a second; kerasdist adds this callback if the launcher listens."""
+    """Reports the progress of `fit` to the launcher once a second, if the launcher listens."""
 
     def __init__(self, meter: Meter, channel: Channel, replicas: ReplicaSet) -> None:
         super().__init__()
@@ -387,7 +387,10 @@ class Bench(keras.callbacks.Callback):
         self._epochs: list[Figures] = []
 
     def on_epoch_end(self, epoch: int, logs: dict[str, object] | None = None) -> None:
-        """Stores the epoch's measurements, after all steps: Keras has already read their logs."""
+        """Stores the epoch's measurements.
+
+        All steps have ended on the device, because Keras has already read their logs.
+        """
         self._epochs.append(self._window.take())
 
     def on_train_end(self, logs: dict[str, object] | None = None) -> None:

@@ -81,7 +81,8 @@ class Vote(Callback):
     def on_epoch_end(self, epoch: int, logs: dict[str, object] | None = None) -> None:
         """Votes. All workers must call this method."""
         wants = keras_compat.model_of(self).stop_training or self._wanted_to_stop
-        self._job.meets_here(wants=False)  # all workers vote here, whatever this returns
+        # A vote that a worker has asked for may be due here. All workers vote here in any case.
+        self._job.meets_here(wants=False)
         stops, *_ = self._vote(f"end of epoch {epoch + 1}", [wants], epoch + 1, 0)
         keras_compat.model_of(self).stop_training = any(stops)
 
@@ -102,10 +103,10 @@ class Vote(Callback):
             self._wanted_to_stop = any(now)
 
     def _meets(self, label: str, *, wants: bool = False) -> bool:
-        """Returns whether all workers meet here, because one of them has asked for it.
+        """Returns whether all workers exchange votes here, because one of them has asked for it.
 
-        A worker asks if it `wants` to meet, or if the set of its trainable variables has changed.
-        If this set has changed but the workers do not meet here, the method raises an error,
+        A worker asks if it `wants` to vote, or if the set of its trainable variables has changed.
+        If this set has changed but the workers do not vote here, the method raises an error,
         because another worker has already passed this point and trains on.
         """
         before, now = self._compared, self._trainable()
@@ -124,9 +125,10 @@ class Vote(Callback):
     def _vote(
         self, label: str, own: list[bool], epoch: int, batches: int
     ) -> list[tuple[bool, ...]]:
-        """Returns all workers' values for each item of `own`; if a worker is preempted, all leave.
+        """Returns, for each item of `own`, the values of all workers.
 
-        All workers must call this method.
+        If a worker is preempted, all workers save a backup and end the script instead. All workers
+        must call this method.
         """
         asked = [backup.asked_to_leave for backup in self._backups]
         everyone = list(zip(*self._gather(label, [*own, *asked]), strict=True))

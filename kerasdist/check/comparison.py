@@ -89,7 +89,7 @@ class _Steps:
         return self.trainer.model
 
     def take_step(self, *, alone: bool, change: float = 0.0, number: int = 0) -> StepResult:
-        """Runs the step on one device (`alone`) or on the replicas, and frees its copies.
+        """Runs the step on one device (`alone`) or on the replicas; returns its results.
 
         `change` is the largest relative change of the weights before the step. If recorded random
         numbers cannot be repeated, new ones are drawn from a seed that depends on `number`.
@@ -152,7 +152,10 @@ class _Steps:
         return found, [one for one in found.deciding if one.is_more_than_rounding]
 
     def _of_outputs(self, replicated: Mapping[int | None, Sequence[Any]]) -> list[Difference]:
-        """Returns a list with the largest difference of outputs of this worker's replicas."""
+        """Returns the largest difference between outputs of own replicas and of one device.
+
+        The result is a list, which is empty if there are no outputs to compare.
+        """
         found, batch, alone = [], self.batch, self.expected.outputs.get(None, ())
         for key, outputs in replicated.items():
             if key is None or not batch.sizes[key]:
@@ -184,7 +187,7 @@ class _Steps:
         return any(one.is_more_than_rounding for one in repeated)
 
     def beyond_chance(self, found: Sequence[Difference]) -> list[Difference]:
-        """Returns the differences that are larger than those between repetitions on one device."""
+        """Returns the differences that exceed those between repetitions of the one-device step."""
         left, chance = list(found), []
         change = _ROUNDINGS * self.precision.epsilon
         for number in range(1, _REPEATS + 1):
@@ -231,7 +234,8 @@ def compare(model: Any, batch: Any, *, outputs: bool, spares: bool = False) -> C
             drawn = "" if job is None else steps.draws.digest(replicas.trial_class.as_array)
         drawn_alike = job is None or job.all_have_one("random draws of the first step", drawn)
         if drawn_alike and job is not None:
-            # All workers have computed this step from the same rows.
+            # All workers have computed this step from the same rows and random numbers, so their
+            # results must be equal.
             dtypes = _compute_dtypes(model) if replicas.on_cpu else None
             results.require_equal_results(job, expected.logs, expected.gradients, dtypes)
         found, suspicious = steps.compare_replicas(job)
@@ -254,7 +258,7 @@ def compare(model: Any, batch: Any, *, outputs: bool, spares: bool = False) -> C
 
 
 def _all_do(job: Job | None, label: str) -> AbstractContextManager[None]:
-    """Returns a context, at whose end each worker waits for the others; all must enter it."""
+    """Returns a context, at whose end all workers wait for each other. All must enter it."""
     return nullcontext() if job is None else job.all_do(label, ReplicaError)
 
 
@@ -271,7 +275,10 @@ def _states_of_generators() -> bytes:
 def _common(
     job: Job | None, found: Differences, beyond: list[Difference], misfit: str | None
 ) -> tuple[Differences, list[Difference], str | None]:
-    """Returns the results of the first worker that found a difference, else those of the chief."""
+    """Returns the results of the first worker with a difference beyond rounding, else the chief's.
+
+    All workers must call this function.
+    """
     if job is None:
         return found, beyond, misfit
     own = [[list(map(astuple, kind)) for kind in (*found, beyond)], misfit]
@@ -287,7 +294,11 @@ def _first_finding(everyone: list[list[Any]]) -> list[Any]:
 
 @contextmanager
 def seeds_kept(model: Any) -> Iterator[None]:
-    """In this context, draws of this thread without a seed use another seed generator."""
+    """In this context, random draws without a seed are equal on all workers of a job.
+
+    They use a new global seed generator of Keras, which starts from `_SEED`. After the context, the
+    thread has its former generator again. Without a job, the thread keeps its generator, if any.
+    """
     seeds = keras_compat.global_seed_generator()
     replicas = require_trainer(model).replicas
     if seeds is None or replicas.job is not None:
@@ -317,12 +328,12 @@ class RecordedDraws:
     """Records the random numbers of the step on one device, and repeats them in later steps.
 
     Attributes:
-        misfit: Why a draw could not be repeated, so that the step has drawn anew; None if all draws
-            were repeated.
+        misfit: Why a recorded draw could not be repeated, so that the step used new random numbers;
+            None if all draws were repeated.
         may_be_stacked: Whether an axis of a recorded draw has several entries for each row of the
             batch, so that it is unclear which entries belong to a row.
-        are_stacked: Whether such an axis consists of several batches, one after the other. If not,
-            the entries of a row are neighbours.
+        are_stacked: Whether such an axis is read as several batches, one after the other. If not,
+            the entries of a row are taken to be neighbours.
     """
 
     def __init__(self, sizes: Sequence[int]) -> None:
@@ -334,7 +345,7 @@ class RecordedDraws:
         self.may_be_stacked = self.are_stacked = False
 
     def begin(self) -> None:
-        """Begins a step, which repeats recorded draws from the first one on."""
+        """Begins a step, which repeats the recorded draws in order, beginning with the first."""
         self._position.clear()
 
     def end_recording(self) -> None:
@@ -348,7 +359,10 @@ class RecordedDraws:
         return digest(facts)
 
     def draw(self, name: str, draw: Callable[[], Any], given: Any) -> Any:
-        """Returns the result of the random function `name`, or a recorded result in its place."""
+        """Returns the result of the random function `name`, or a recorded result in its place.
+
+        Dropout and shuffling are not done: for them the method returns their input, `given`.
+        """
         if name in _LEFT_OUT:
             return given
         drawn = draw()
@@ -363,7 +377,7 @@ class RecordedDraws:
         replica = enclosing_replica()
         key = None if replica is None else int(replica.replica_id_in_sync_group)
         if key is not None and not self._sizes[key]:
-            return drawn  # an empty replica computes a stand-in row, which does not count
+            return drawn  # a replica without rows computes a stand-in row, which has no effect
         shape = tuple(drawn.shape)
         # Code may draw more often on replicas, or in another order. So the next recorded draw that
         # fits is taken.

@@ -15,12 +15,14 @@ import numpy as np
 _TOLERANCES = {"float64": 1e-5, "float32": 1e-3, "float16": 2e-2, "bfloat16": 1e-1}
 # The smallest relative difference between two numbers of each type.
 _EPSILONS = {"float64": 2e-16, "float32": 1.2e-7, "float16": 1e-3, "bfloat16": 8e-3}
-# A difference is measured relative to the size of its gradient, or of its change of a variable.
-# This size counts as at least this fraction of the size of the largest gradient, or change.
+# The difference of a gradient is divided by the norm of that gradient, and the difference of a
+# variable's change by the norm of that change. The divisor is at least this fraction of the norm of
+# the largest gradient or change in the step.
 _LEAST_PART = 1e-2
-# A difference is more than rounding if it is this many times as large as the effect of rounding.
-# The effect of rounding is measured on one device, by changing all variables by a few roundings.
-# If random draws differ, their effect is measured instead. It is larger than that of rounding.
+# A difference is more than rounding if it is `_TIMES_ROUNDING` times as large as the effect of
+# rounding, which is measured on one device: all variables are changed by a few rounding errors.
+# If the compared steps draw different random numbers, a difference must be `_TIMES_DRAWS` times as
+# large as the effect of other random numbers, which is larger than the effect of rounding.
 _TIMES_ROUNDING = 30.0
 _TIMES_DRAWS = 10.0
 
@@ -96,7 +98,10 @@ class Precision:
 
     @classmethod
     def of(cls, dtypes: Iterable[str], travelling: str | None = None) -> Precision:
-        """Returns the precision of the coarsest type; gradients are sent in type `travelling`."""
+        """Returns the precision of the coarsest of the types `dtypes`.
+
+        `travelling` is the type in which replicas send gradients; None if they do not convert them.
+        """
         known = [dtype for dtype in dtypes if dtype in _TOLERANCES] or ["float32"]
         tolerance = max(_TOLERANCES[dtype] for dtype in known)
         of_gradients = tolerance if travelling is None else _TOLERANCES[travelling]
@@ -123,14 +128,15 @@ class Differences(NamedTuple):
 
     @property
     def deciding(self) -> list[Difference]:
-        """Returns the differences that decide whether a step equals that of one device."""
+        """The differences that decide whether the step equals the step on one device."""
         named = [replace(one, name=f"change of {one.name}") for one in self.weights]
         return [*self.logs, *self.gradients, *self.statistics, *named]
 
 
 def differences(expected: StepResult, received: StepResult, precision: Precision) -> Differences:
     """Returns all differences between two steps."""
-    # A change is the difference of two values, each of which is rounded in proportion to its size.
+    # The change of a variable is the difference of two values, each rounded in proportion to its
+    # size. So the norm by which a difference is divided is at least `rounded` times the variable's.
     rounded = 10 * precision.epsilon / precision.tolerance
     least = {name: rounded * size for name, size in expected.sizes.items()}
     usual, of_gradients = precision.tolerance, precision.tolerance_of_gradients
@@ -160,7 +166,7 @@ def _without_rounded(
         if change is None or known is None:
             continue
         if other is None or not gradient.shape == other.shape == change.shape == known.shape:
-            weights[path] = known  # the comparison of gradients decides
+            weights[path] = known  # the gradients' own comparison shows the difference
             continue
         with np.errstate(all="ignore"):
             same = np.abs(gradient - other) <= tolerance * np.abs(gradient)
@@ -221,7 +227,7 @@ def _of_all(
     largest = max((_norm(value) for value in expected.values()), default=0.0)
     found = []
     for name in {**expected, **received}:
-        # A variable may have a gradient on only one of the two sides.
+        # A variable may have a gradient in only one of the two steps. In the other step it is zero.
         one = expected[name] if name in expected else np.zeros_like(received[name])
         other = received[name] if name in received else np.zeros_like(one)
         if _is_numeric(one) and _is_numeric(other):

@@ -40,7 +40,7 @@ def may_differ(model: Any) -> bool:
 
 @final
 class FirstBatchCheck:
-    """Compares a model's first step, and its first step with another batch size, to one device.
+    """Compares a model's first step, and its first step with another batch size, with one device.
 
     The rows of the first batch may be divided evenly, while the rows of a later batch may not.
     """
@@ -81,7 +81,7 @@ class FirstBatchCheck:
                 raise
             warn_user(f"The first step is not compared with one device. {error}")
             return
-        except Exception as error:  # noqa: BLE001  the step itself raises the error again
+        except Exception as error:  # noqa: BLE001  the training step raises the error again
             if memory.is_lack(error):
                 self._log_why(f", for lack of memory: {error}".partition("\n")[0])
             else:

@@ -34,15 +34,16 @@ def is_lack(error: BaseException) -> bool:
 
 
 def find(trainer: TrainerLike, examples: int, rows: int, attempt: Callable[[], object]) -> None:
-    """Finds how many rows fit into a pass, for batches of `examples` examples.
+    """Finds for how many rows a replica has memory when it calls the model once.
 
-    All workers must call this function. The number is halved until every worker has enough memory.
+    The number is halved until every worker has enough memory. All workers must call this function.
 
     Args:
         trainer: The trainer, on which this function sets `most_rows`.
         examples: How many examples the global batch has.
         rows: How many rows the largest replica of this worker has.
-        attempt: Takes a trial step, in passes of at most ``trainer.most_rows`` rows.
+        attempt: A function that takes a trial step, and calls the model for at most
+            ``trainer.most_rows`` rows at once.
     """
     replicas, model = trainer.replicas, trainer.model
     is_known = trainer.most_rows is not None or examples <= trainer.most_examples
@@ -69,7 +70,7 @@ def find(trainer: TrainerLike, examples: int, rows: int, attempt: Callable[[], o
             failed = [rank for rank, (*_, what) in enumerate(everyone) if what is not None]
             if not failed:
                 break
-            # An error that is not a lack of memory is raised rather than a lack of memory.
+            # If some workers lack memory and others have another error, the other error is raised.
             first = min(failed, key=lambda rank: everyone[rank][1])
             if (most or largest) == 1 or not everyone[first][1]:
                 if own is not None and is_lacking == everyone[first][1]:

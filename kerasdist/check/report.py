@@ -19,7 +19,7 @@ from kerasdist.errors import ScopeError
 from kerasdist.training import worker_agreement
 from kerasdist.training.trainer import defined_by_user
 
-# How many functions a report names.
+# How many functions a report names at most.
 _PLACES = 6
 
 

@@ -121,7 +121,7 @@ def run(
         option("FIRST:LAST", "Profile these steps of fit on every worker, for example 10:20."),
     ] = None,
     profile_dir: Annotated[
-        Path, option("FOLDER", "The folder for the profile, which the file trace.json.gz holds.")
+        Path, option("FOLDER", "The folder in which the profile, trace.json.gz, is written.")
     ] = Path("profile"),
     timeout_on_stop: Annotated[
         float, option("SECONDS", "The time that workers have from SIGTERM to SIGKILL.", min=0.0)

@@ -2,9 +2,9 @@
 
 A restart ends all processes. So a copy is a file in the memory of a host (``/dev/shm``), which
 remains when the processes end. The chief writes one copy, and on each other host one worker writes
-the same copy from its own variables. So no data are lost if a host is lost. The launcher chooses
-the folder of the copies, which stays the same when the job is restarted, and removes this folder at
-the end.
+the same copy from its own variables. So if a host is lost, the other hosts still have the copy. The
+launcher chooses the folder of the copies, which stays the same when the job is restarted. The
+launcher removes this folder at the end of the job.
 """
 
 from __future__ import annotations
@@ -29,22 +29,24 @@ from kerasdist.errors import UnsupportedError
 from kerasdist.job.job import Job
 from kerasdist.job.launcher import MEMORY
 
-# The bytes of a copy in one message: base64 adds a third, and a message may have 64 MiB.
+# How many bytes of a copy one message carries. In base64 they take a third more, and a message may
+# have at most 64 MiB.
 _CHUNK = 16 << 20
 
-# The space for what a file contains besides its arrays.
+# The memory that must be free in addition to the size of the arrays: for the header of the file.
 _HEADER = 16 << 20
 
 
 def prepare(place: Path, job: Job | None, *, sends: bool) -> Path | None:
-    """Returns this host's folder for copies of backups; None if another worker here writes them.
+    """Returns the folder in memory to which this worker writes copies of backups.
 
-    If another host has a newer copy, the function sends this copy to the chief's host. All workers
-    must call this function. ``sends``: whether the model belongs to a strategy, which can send the
+    The result is None if another worker of the same host writes the copies. If another host has a
+    newer copy than the chief's host, this copy is sent to the chief's host. All workers must call
+    this function. ``sends``: whether the model belongs to a strategy, which can send the
     chief's arrays to the other workers.
 
     Raises:
-        UnsupportedError: If copies are impossible.
+        UnsupportedError: If this job cannot keep backups in memory.
     """
     if job is not None and not sends:
         raise UnsupportedError(
@@ -95,8 +97,8 @@ def has_room(folder: Path, arrays: Sequence[Unread | np.ndarray]) -> bool:
         return True
     warn_user(
         f"Expected {needed:,} free bytes for a backup in {folder}. Received: {free:,} free bytes. "
-        "So the backup is written only to the disk. Containers have 64 MiB there unless they are "
-        "started with more (docker run --shm-size)."
+        "So the backup is written only to the disk. Containers have 64 MiB in /dev/shm unless they "
+        "are started with more (docker run --shm-size)."
     )
     return False
 

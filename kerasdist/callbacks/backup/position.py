@@ -3,15 +3,15 @@
 The states of all random generators are saved before each epoch, together with the changed
 attributes of the data source. (If `fit` has ``steps_per_epoch`` and the data continue from epoch to
 epoch, this state is saved only before the first epoch.) After a restart, the source is read again
-from this state and yields the same batches. Those that were already trained on are skipped.
+from this state and yields the same batches. Batches that were already trained on are skipped.
 
 Iterators of ``tf.data`` and Grain pipelines can save their place in the data and continue from that
 place. Loaders with ``state_dict`` and ``load_state_dict`` can, too. After a restart, such sources
 are read from the last saved place, without reading earlier batches again.
 
-Keras's loops may read batches before the steps need them. So if Python code and not a TensorFlow
-graph reads the data, the place is saved during reading: after each batch at which a backup may be
-due.
+Keras's loops may read batches before the steps need them. So if Python code reads the data (and not
+a TensorFlow graph), the place is saved while the data are read, after each batch at which a backup
+may be due.
 """
 
 from __future__ import annotations
@@ -36,15 +36,16 @@ from kerasdist.input.sources import samplers_of
 Place = Mapping[str, Any]
 """A place in a data source, in the form that a backup stores.
 
-``count``: how many batches of the iteration come before the place. ``forms``: the form of the
-iterator's state, and the forms of changed attributes of a loader's parts, such as its dataset.
+``count``: how many batches of the iteration come before the place. ``forms``: two encoded values,
+the state of the iterator, and the changed attributes of objects inside of the source (such as a
+loader's dataset).
 """
 
 
 @final
 @dataclass
 class Places:
-    """The places of the newest iteration over a data source.
+    """Records places of the newest iteration over a data source, and begins iterations at places.
 
     Each iteration over a ``tf.data`` pipeline draws the seeds of its shuffles when it begins. So
     for a backup between two epochs, the iterator of the next epoch is made in advance, and its
@@ -75,7 +76,7 @@ class Places:
         self._ahead_to: Place | None = None
 
     def begun(self, make: Callable[[], object]) -> object:
-        """Returns an iterator from the beginning, or from the place given to `go_to`."""
+        """Returns an iterator over the source, from its beginning or from the place of `go_to`."""
         self._make = make
         ahead, self._ahead = self._ahead, None
         to, self._to = self._to, None
@@ -102,7 +103,7 @@ class Places:
 
     def newest(self, count: int) -> Place | None:
         """Returns the latest place after at most `count` batches, and forgets places before it."""
-        if self._to is not None:  # no batch was read since `go_to`: the epoch had no batch left
+        if self._to is not None:  # after `go_to` no batch was read, as the epoch had none left
             return self._to
         if not self.read_by_python and self._last is not None and self.is_due(count):
             self._kept = self._now(self._last, count)
@@ -123,7 +124,7 @@ class Places:
     def go_to(self, place: Place, following: Place | None) -> None:
         """Lets the next iteration continue from a place.
 
-        `following` is the place of the iteration after the next; None if all of them begin alike.
+        `following` is the place of the iteration after that; None if all iterations begin alike.
         """
         self._to, self._ahead_to = place, following
 
@@ -143,7 +144,7 @@ _Begin = Mapping[str, Any]
 """The state before an iteration over the data, in the form that a backup stores.
 
 ``random``: the states of the random generators; None if they are stored elsewhere in the backup.
-``source``: the changed attributes of the data source, as forms. ``epochs read``: how many epochs
+``source``: the changed attributes of the data source, encoded. ``epochs read``: how many epochs
 Keras's adapter has read; None if the order of the data does not depend on this number.
 """
 
@@ -190,11 +191,17 @@ class Position:
         self._pass_epochs: Callable[[int], None] | None = None
 
     def backs_up(self, interval: Interval, at_once: int) -> None:
-        """Stores when backups are due; a call of the train function has ``at_once`` batches."""
+        """Stores when backups are due.
+
+        ``at_once``: how many batches one call of Keras's train function takes.
+        """
         self._interval, self._at_once = interval, at_once
 
     def follow(self, adapter: Any) -> None:
-        """Stores Keras's data adapter; also keeps track of the places in its source, if it can."""
+        """Stores Keras's data adapter.
+
+        If the source of the adapter can save its place, a `Places` object records its places.
+        """
         self._adapter = adapter
         if keras_compat.shuffles_without_seed(adapter):
             self._lost.append(
@@ -206,7 +213,7 @@ class Position:
         if isinstance(adapter, WorkerBatches):
             self.facts["workers that read their own part"] = adapter.num_workers
             self._follow_own(adapter.source)
-        else:  # the batches do not depend on the number of workers
+        else:  # the number of batches does not depend on the number of workers
             self.facts["batch_size"] = adapter.batch_size
             self.facts["number of batches"] = adapter.num_batches
         self._reads_aside = keras_compat.reads_aside(WrappedAdapter.innermost(adapter))
@@ -232,7 +239,7 @@ class Position:
             if facts.calls_python or (facts.draws if self._continues else facts.is_cached):
                 if not facts.is_cached and not self._continues:
                     self._pass_epochs = partial(keras_compat.begin_often, source)
-                return  # the source is read again from its beginning
+                return  # no places: after a restart, the source is read from its beginning
             self._read_by_python = not keras_compat.is_native_dataset(source)
             self._draws = facts.draws
         elif batches is not None:
@@ -256,7 +263,10 @@ class Position:
         return self._interval.is_due(count, count - self._at_once)
 
     def _follow_own(self, source: OwnSource) -> None:
-        """Follows data that only this worker reads, whose position the chief cannot save."""
+        """Stores how epochs of a worker's own data are skipped, and what a backup of them lacks.
+
+        The chief, which writes the backups, does not read these data and cannot save their place.
+        """
         self._pass_epochs = source.pass_epochs
         if source.pass_epochs is None:
             self._lost.append("the place in pipelines that a function makes for each worker")
@@ -322,11 +332,12 @@ class Position:
     def restore_random_states(
         self, states: Mapping[str, object], begin: Mapping[str, object] | None = None
     ) -> None:
-        """Sets the random generators to the states of a backup, after batches were read.
+        """Sets the random generators to the states of a backup.
 
         TensorFlow reads Python sources ahead, in another thread. If that thread draws random
         numbers from the global generators, their states have already advanced with the batches, and
-        this method leaves them unchanged.
+        this method leaves them unchanged. `begin` has the states before the batches were read; None
+        means the states that `epoch_begins` has stored.
         """
         if self._reads_aside:
             before = begin or (self._begin["random"] if self._begin is not None else None)
@@ -335,7 +346,7 @@ class Position:
         random_states.put_back(states)
 
     def begun_pipeline(self, make: Callable[[], Any]) -> Any:
-        """Does the same as `begun`; a pipeline that TensorFlow reads continues at its place."""
+        """Does the same as `begun`; a pipeline that TensorFlow reads begins at its saved place."""
         places = None if self._read_by_python else self._places
         return self.begun(make if places is None else lambda: places.begun(make))
 
@@ -355,7 +366,7 @@ class Position:
 
     @contextmanager
     def looked_at(self) -> Generator[None]:
-        """Undoes what changes in restored data while Keras reads a batch to learn its types."""
+        """After the block, in which Keras reads a batch for its types, restores the data source."""
         random = random_states.kept()
         yield
         if self._read_ahead is not None:
@@ -423,11 +434,11 @@ class Position:
             random_states.put_back(random)
 
     def _since(self, begin: _Begin, random: Mapping[str, object] | None) -> _Begin:
-        """Returns the state with which Keras began the next iteration at the end of an epoch."""
+        """Returns the state before an iteration that Keras began as the previous epoch ended."""
         if self._ends_later:
             return self._now(random)
-        # Keras draws the order of the rows only with the first batch, from the random states at
-        # that time.
+        # Keras draws the order of the rows only with the first batch. So the random states of that
+        # time (`random`) replace the states in `begin`.
         return {**begin, "random": random, "epochs read": keras_compat.epochs_read(self._adapter)}
 
     def _now(self, random: Mapping[str, object] | None) -> _Begin:
@@ -447,17 +458,18 @@ class PositionedAdapter(WrappedAdapter):
         self._position = position
 
     def get_jax_iterator(self, super_batch: int | None = None) -> Iterator[object]:
-        """Returns the inner adapter's batches."""
+        """Returns the inner adapter's batches, from the run's position on."""
         yield from self._position.begun(lambda: self.jax_batches(super_batch))
 
     def get_tf_dataset(self) -> Any:
-        """Returns the inner adapter's batches."""
+        """Returns the inner adapter's batches, from the run's position on."""
         with self._position.looked_at():
             return self._inner.get_tf_dataset(self._position.begun_pipeline)
 
     def get_torch_dataloader(self) -> Iterator[object]:
-        """Returns the inner adapter's batches."""
-        # The iteration starts now, as in Keras's own adapter: the start may draw a random number.
+        """Returns the inner adapter's batches, from the run's position on."""
+        # `iter` may draw a random number. So it is called now and not with the first batch, as in
+        # Keras's own adapter.
         begun = self._position.begun(lambda: iter(self._inner.get_torch_dataloader()))
         return self._read(begun)
 

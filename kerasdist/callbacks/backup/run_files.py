@@ -99,8 +99,8 @@ class RunFiles:
         """Returns the newest complete backup; None if there is no complete backup.
 
         Damaged backups are reported. All workers must call this method. Workers that do not see the
-        chief's folder get None. The chief sets `refusal`, which the caller must send to all
-        workers.
+        chief's folder get None. If this run must not use the folder, `refusal` is set on the chief;
+        the caller must send it to all workers.
         """
         if self._is_chiefs:
             found = self._first_whole(self._fitting(call))
@@ -114,7 +114,7 @@ class RunFiles:
         return self._first_whole(iter(())) if self.in_parts else None
 
     def _fitting(self, call: Mapping[str, object]) -> Iterator[StoredFile]:
-        """Yields the chief's files of the backups that belong to this call, newest first.
+        """Yields the chief's file of each backup that this call of `fit` may use, newest first.
 
         Raises:
             BackupError: If this run must not use the folder.
@@ -173,7 +173,7 @@ class RunFiles:
                 _refuse(path, next(filter(None, complaints)))
 
     def _checked(self, chiefs: StoredFile) -> StoredVariables:
-        """Checks some of the parts of a backup, while other workers check the others."""
+        """Returns a backup after a check of some of its parts; other workers check other parts."""
         job = self.job if self.in_parts else None
         rank, workers = (0, 1) if job is None else (job.rank, job.num_workers)
         variables.require_whole_parts(self.folder, variables.parts_of(chiefs.facts)[rank::workers])
@@ -190,10 +190,10 @@ class RunFiles:
         self.number += 1
 
     def write_part(self, shards: Mapping[int, Sequence[HeldShard]]) -> list[object] | None:
-        """Writes this worker's part of a backup; returns, on the chief, the facts about all parts.
+        """Writes this worker's part of a backup; on the chief, returns all names and digests.
 
-        All workers must call this method. When it returns, all parts are on the disk. If a worker
-        could not write its part, all workers get None.
+        All workers must call this method. When it returns, the parts of all workers are on the
+        disk. If a worker could not write its part, all workers get None.
 
         Args:
             shards: The shards that this worker holds, by the number of the variable.
@@ -201,7 +201,7 @@ class RunFiles:
         assert self.job is not None
         rank, own, error = self.job.rank, {}, None
         try:
-            # no other run has this name, so no part is ever replaced
+            # No other run has the name `self.run`, so this part replaces no part of another backup.
             path = storage.path_of(self.folder, self.number, f"-{self.run}-part{rank}")
             own = variables.write_part(path, shards, self.mode)
         except BackupError:
@@ -222,7 +222,7 @@ class RunFiles:
 
         With `in_memory`, the backup is written to memory if there is enough memory. A thread then
         copies the chief's file to the disk. All workers must call this method, because reading a
-        variable may need workers that do not write.
+        variable may be a collective.
         """
         folder = self.folder
         if self.in_memory is not None and memory.has_room(self.in_memory, arrays):
@@ -280,7 +280,7 @@ class RunFiles:
         if self.in_memory is not None:
             with contextlib.suppress(OSError):
                 storage.remove(path for path in self._own() if path.parent == self.in_memory)
-                self.in_memory.rmdir()  # this fails if a later call has copies there
+                self.in_memory.rmdir()  # fails if a later call of `fit` has copies in the folder
                 self.in_memory.parent.rmdir()
         if not self._is_chiefs:
             return
@@ -314,7 +314,7 @@ class RunFiles:
         return sorted(found, key=storage.number_of, reverse=True)
 
     def _own(self) -> list[Path]:
-        """Returns the backups that do not belong to later calls."""
+        """Returns the backups that do not belong to later calls of `fit`, newest first."""
         return [path for path in self._all() if _fit_of(path) <= self.fit]
 
 
@@ -324,7 +324,10 @@ def _is_failing() -> bool:
 
 
 def _run_of_launcher() -> str | None:
-    """Returns the name of this ``kerasdist run``, equal after restarts; None if there is none."""
+    """Returns a name for the ``kerasdist run`` that started this process, or None without one.
+
+    The name stays the same when ``kerasdist run`` restarts the job.
+    """
     if kerasdist_variables.RESTART not in os.environ:
         return None
     return os.environ.get(JOB_ID, "").rpartition("-")[0] or None
@@ -339,7 +342,7 @@ def _mark_of(folder: Path) -> str | None:
 
 
 def _remove_finished(folder: Path, run: str, ended: int | None = None) -> None:
-    """Removes backups of ended calls of `fit`, if the file `_MARK` is still of this `run`.
+    """Removes backups of ended calls of `fit`, if the file `_MARK` still names this `run`.
 
     `ended`: how many calls have ended. Backups of later calls are not removed. None: all backups
     are removed.
@@ -353,7 +356,10 @@ def _remove_finished(folder: Path, run: str, ended: int | None = None) -> None:
 
 
 def _fit_of(path: Path) -> int:
-    """Returns how many calls of `fit` had ended before a backup's call; 0 for a damaged file."""
+    """Returns how many calls of `fit` had ended when the call that wrote a backup began.
+
+    The result is 0 for a damaged file.
+    """
     try:
         return int(StoredFile(path).facts["fit"])
     except _UNUSABLE:
@@ -366,7 +372,8 @@ def _refuse(path: Path, reason: object) -> None:
 
 _LOCK = "in-use.json"
 
-# A little more than the seconds for which a server keeps the locks of a lost machine (NFS: 90 s).
+# How long to wait for a lock that another machine holds: a little longer than a file server keeps
+# the locks of a lost machine (NFS: 90 s).
 _SECONDS = 100.0
 _PAUSE = 1.0
 
@@ -394,9 +401,9 @@ def hold_folder(folder: Path, mode: int = 0o600) -> None:
         owner = _try_lock(path, mode)
         if owner is None:
             return
-        # If a process of this machine holds the lock, that process is alive.
-        # For a process of another machine, this loop waits: the file system may keep the locks for
-        # a time after that process has ended.
+        # If a process of this machine holds the lock, that process is alive, so waiting is useless.
+        # For a process of another machine, this loop waits: the file system may keep the lock for a
+        # time after that process has ended.
         if owner.get("host") == socket.gethostname() or time.monotonic() > until:
             raise BackupError(
                 f"Expected a folder of backups that no other run uses. Received: {str(folder)!r}, "
@@ -417,7 +424,7 @@ def release_folder(folder: Path) -> None:
 
 
 def _try_lock(path: Path, mode: int) -> dict[str, object] | None:
-    """Tries to lock a file; returns the present owner if there is one."""
+    """Tries to lock a file; returns facts about the process that has locked it already, or None."""
     try:
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, mode)
     except OSError as error:
@@ -435,7 +442,7 @@ def _try_lock(path: Path, mode: int) -> dict[str, object] | None:
                 return {}  # the owner is writing the file at the moment
         _warn_of_lock(path, error)
         return None
-    if not _is_still(path, file):  # meanwhile the owner has ended and removed the file
+    if not _is_still(path, file):  # the former owner has removed the file that was opened above
         os.close(file)
         return _try_lock(path, mode)
     _held[path] = file

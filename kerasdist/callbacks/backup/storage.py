@@ -36,7 +36,9 @@ PRIVATE = 0o600
 @final
 @dataclass(frozen=True)
 class Unread:
-    """An array that is read only when it is written, so that no copy stays in memory.
+    """An array that is read from its variable only at the moment when a file stores it.
+
+    So the copies of all arrays are never in memory at the same time.
 
     Attributes:
         dtype: The NumPy type of the elements.
@@ -87,7 +89,7 @@ class StoredFile:
         return self.columns(number, Region.whole(shape)).reshape(shape)
 
     def columns(self, number: int, region: Region) -> np.ndarray:
-        """Reads some columns of an array that is reshaped to the number of rows of `region`."""
+        """Reads the columns of `region` from an array that is reshaped to `region.rows` rows."""
         dtype = np.dtype(self.forms[number][0])
         if not region.size:
             return np.zeros((region.rows, region.end - region.begin), dtype)
@@ -173,7 +175,7 @@ def require_whole(path: Path, known: str | None = None) -> None:
 
     Args:
         path: The file.
-        known: The digest of this file in the chief's file; None if the chief's file has no digest.
+        known: The digest that the chief's file has stored for this file; None for the chief's file.
     """
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
@@ -213,7 +215,7 @@ def number_of(path: Path) -> int:
 
 
 def bytes_of(form: Sequence[Any] | None) -> int:
-    """Returns the size of an array, given its type and shape; 0 for None."""
+    """Returns the size of an array in bytes, given its type and shape; 0 for None."""
     if form is None:
         return 0
     name, shape = form

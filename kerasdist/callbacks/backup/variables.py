@@ -2,8 +2,8 @@
 
 If workers divide variables, each worker writes a *part*: a file with its own shards, in the format
 of `storage`. The chief's file is written last, and contains the names and digests of all parts. So
-a backup is complete as soon as the chief's file exists. Parts that no chief's file names are not
-used.
+a backup is complete as soon as the chief's file exists. A part is not used if no
+chief's file contains its name.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ _NAME = re.compile(r"backup-(\d{12})-[0-9a-f]+-part\d+\.kdb")
 def write_part(
     path: Path, shards: Mapping[int, Sequence[HeldShard]], mode: int = storage.PRIVATE
 ) -> list[str]:
-    """Writes a worker's part of a backup; returns its name and digest, for the chief's file.
+    """Writes a worker's part of a backup; returns the part's file name and digest.
+
+    The chief's file stores both.
 
     Args:
         path: The file.
@@ -134,7 +136,8 @@ class StoredVariables:
     def part(self, variable: int, region: Region) -> np.ndarray:
         """Reads a region of a variable.
 
-        The whole variable is read only if its shards are laid out in another number of rows.
+        The whole variable is read only if the shards in the files have another number of rows than
+        `region`.
         """
         if self.chiefs.forms[variable] is not None:
             return self.chiefs.columns(variable, region)
@@ -199,7 +202,11 @@ def all_variables_of(model: keras.Model) -> list[keras.Variable]:
 
 
 def optimized_by(model: keras.Model, variables: Sequence[keras.Variable]) -> list[list[int] | None]:
-    """Returns, by optimizer, the numbers of the variables it was built for; None if not built."""
+    """Returns, for each optimizer, the numbers of the variables that it was built for.
+
+    The entry is None if the optimizer is not built, or was built for a variable that `variables`
+    does not contain.
+    """
     numbers = {id(variable): number for number, variable in enumerate(variables)}
     listed: list[list[int] | None] = []
     for optimizer in keras_compat.optimizers_of(model):
@@ -262,7 +269,7 @@ def _value(variable: Any) -> np.ndarray:
 
 
 def add_up_anew(variables: Sequence[Any], arrays: Sequence[object]) -> None:
-    """Assigns the sums of metrics anew to the replicas, as a run that restores the backup does.
+    """Assigns to each metric its sum over the replicas, as a run that restores the backup does.
 
     So this run and the restored run add the same numbers in the same order, and their results are
     equal to the last bit. All workers must call this function.
@@ -275,9 +282,10 @@ def add_up_anew(variables: Sequence[Any], arrays: Sequence[object]) -> None:
 def with_arrays(
     model: Any, stored: StoredVariables | None, facts: Mapping[str, Any], count: int
 ) -> dict[str, Any]:
-    """Returns a backup's facts with their arrays, which follow the variables' arrays in the file.
+    """Returns a backup's facts, with the arrays to which the facts refer by number.
 
-    All workers must call this function. `stored` is None on workers that do not see the backup.
+    In the chief's file these arrays follow the arrays of the `count` variables. All workers must
+    call this function. `stored` is None on workers that do not see the backup.
     """
     own = [] if stored is None else map(stored.chiefs.array, stored.numbers[count:])
     arrays = broadcast_arrays(model, list(own), facts["arrays"])
@@ -291,10 +299,11 @@ def restore(
     *,
     seen_by_all: bool,
 ) -> None:
-    """Restores variables, each with its number in the backup. All workers must call this function.
+    """Restores variables, which are given with their numbers in the backup.
 
-    If workers divide the variables, the variables are restored one after another. If all workers
-    see the files, each worker reads its own shards. Otherwise the chief sends whole variables.
+    All workers must call this function. If workers divide the variables, the variables are restored
+    one after another. If all workers see the files, each worker reads its own shards. Otherwise the
+    chief sends whole variables.
     """
     trainer = trainer_of(model)
     if trainer is None or not trainer.replicas.divides_state:

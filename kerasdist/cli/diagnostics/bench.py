@@ -45,7 +45,7 @@ class Reference:
     """The best rate that an all-reduce could reach.
 
     Attributes:
-        rate: Bytes a second that a device sends.
+        rate: How many bytes a device can send in a second.
         source: Where that rate comes from.
     """
 
@@ -113,7 +113,7 @@ class Scaling:
         return [row for row in self.rows if row.measured]
 
     def efficiency(self, row: Row) -> float:
-        """Returns a replica's rate, relative to the rate with the smallest number of workers."""
+        """Returns a replica's rate, divided by its rate with the smallest number of workers."""
         first = self.measured[0]
         return row.rate / row.replicas / (first.rate / first.replicas)
 
@@ -229,7 +229,7 @@ def _first_gpus(count: int) -> dict[str, str]:
 
 
 def reference(*, is_one_machine: bool) -> Reference | None:
-    """Returns the rate of the links between GPUs; None if NVML or the table of chips lacks it.
+    """Returns the rate of the links between GPUs; None if kerasdist does not know it.
 
     Args:
         is_one_machine: Whether all workers are on this machine.

@@ -1,9 +1,9 @@
-"""A worker of ``kerasdist bench``: trains kerasdist's model, or runs a command on some cores.
+"""A worker of ``kerasdist bench``: trains a model, or runs a command on a few cores.
 
     python -m kerasdist.cli.diagnostics.bench_worker [CORES COMMAND...]
 
-Without a limit, one worker would use all cores. Two workers would share the same cores, and so show
-no speed-up.
+If the number of cores were not limited, one worker would use all cores. Two workers would share the
+same cores, so the benchmark would show no speed-up.
 """
 
 from __future__ import annotations

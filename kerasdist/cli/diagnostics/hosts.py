@@ -59,7 +59,7 @@ class Agent:
             host: The name of the host; None for this machine.
         """
         self.name = socket.gethostname() if host is None else host.rpartition("@")[2]
-        self._said = tempfile.TemporaryFile("w+")  # noqa: SIM115  the output of the agent or of ssh
+        self._said = tempfile.TemporaryFile("w+")  # noqa: SIM115  stderr of the agent or ssh
         command = [sys.executable, "-P", "-m", "kerasdist.cli.diagnostics.hosts"]
         self._process = subprocess.Popen(
             command if host is None else start.by_ssh(host, command, os.environ.get("PYTHONPATH")),
@@ -97,7 +97,7 @@ class Agent:
         """Ends the agent; on another host, the agent ends with the ssh process."""
         self._process.kill()
         with contextlib.suppress(BrokenPipeError), self._said, self._process:
-            pass  # unsent input is dropped
+            pass  # leaving the block closes the pipes; input that was not sent is dropped
 
     def _why(self) -> str:
         code = self._process.wait(5)
@@ -204,13 +204,13 @@ def of_reached(reached: Mapping[tuple[str, str], Mapping[str, Any]]) -> list[Fin
 def main() -> None:
     """Runs an agent: reports what this host has, and then which hosts it can reach."""
     os.environ.update(json.loads(sys.stdin.readline() or "{}"))
-    # Keeps the output of libraries apart from the agent's answers.
+    # What libraries print goes to stderr, because stdout is only for the agent's answers.
     answers, sys.stdout = sys.stdout, sys.stderr
     serve(sys.stdin, answers)
 
 
 def serve(others: TextIO, answers: TextIO) -> None:
-    """Writes this host's findings, and then, for each line of `others`, the hosts it can reach."""
+    """Writes this host's findings; then, for each line of `others`, which hosts it can reach."""
     versions = info.gather().versions
     facts = {
         "findings": findings.as_dicts(machine.look()),
@@ -231,7 +231,7 @@ def serve(others: TextIO, answers: TextIO) -> None:
 def _listen() -> dict[str, object]:
     """Starts a server that sends a random name to every client; returns its port and the name.
 
-    The port is one of the ports for jobs, because a firewall may block them.
+    The port is one of the ports that jobs use, to test whether a firewall blocks these ports.
     """
     server, name = listening(""), secrets.token_hex(8)
     threading.Thread(target=_greet, args=(server, name), daemon=True).start()

@@ -87,7 +87,8 @@ class Facts:
     Attributes:
         membership: This process's place in its job; None if it is the only process of its job.
         error: What is wrong with the environment; None if nothing is wrong.
-        independent: Whether this process is always a job of its own, whatever the sources say.
+        independent: Whether ``KERASDIST_CLUSTER=none`` makes this process a job of its own,
+            whatever the sources say.
         sources: What each source says, in the order in which the sources are asked.
         backend: The backend that Keras will choose.
         backend_reason: Where the choice of the backend comes from.
@@ -196,7 +197,7 @@ def _gpus(environ: Mapping[str, str], place: Membership | None) -> tuple[GpuFact
     if place is not None and place.local_workers is not None and place.local_rank is not None:
         number, workers = place.local_rank, place.local_workers
     if len(seen) < workers or kerasdist_variables.RANK in environ:
-        # A scheduler or `kerasdist run` has given this worker GPUs of its own.
+        # A scheduler or `kerasdist run` shows this worker only its own GPUs. It takes all of them.
         owners = dict.fromkeys(range(len(seen)), number)
     else:
         parts = [gpus.part(len(seen), workers, each) for each in range(workers)]
