@@ -35,8 +35,8 @@ def beside(port: int) -> int:
 
 
 def of_job(job: int, step: int = 0) -> int:
-    """Returns a port for a numbered job, from 20000 to 32767."""
-    # The ports of one job's steps are far apart, because the next jobs have the next ports.
+    """Returns a port from 20000 to 32767 for a job of this number; each step has another port."""
+    # The next port belongs to the next job, so the ports of one job's steps are far apart.
     # The factor 7919 is prime, so it has no factor in common with the number of ports.
     return _FIRST_OF_JOBS + (job + 7919 * step) % (_END_OF_JOBS - _FIRST_OF_JOBS)
 
@@ -63,7 +63,7 @@ def split(address: str, name: str) -> tuple[str, int]:
 
 
 def coordinator_of(addresses: Sequence[str], name: str) -> str:
-    """Returns the coordinator's address if other programs listen at `addresses`."""
+    """Returns the coordinator's address: the first host, with a port that no address has."""
     (host, port), *others = [split(address, name) for address in addresses]
     taken = {taken for _, taken in others}
     port = beside(port)

@@ -130,7 +130,7 @@ class Variables:
         return next((self.text(name) for name in names if self.has(name)), None)
 
     def optional_integer(self, *names: str) -> int | None:
-        """Returns the first of these variables that is set, as a whole number, or None."""
+        """Returns the first variable in `names` that is set, as a whole number, or None."""
         return next((self.integer(name) for name in names if self.has(name)), None)
 
     def local(self, rank: Sequence[str], workers: Sequence[str]) -> tuple[int | None, int | None]:

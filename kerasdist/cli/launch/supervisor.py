@@ -148,7 +148,7 @@ class Forked:
         """Returns the exit code of the worker, in the same way as `subprocess.Popen`."""
         if not select.select([self._connection], [], [], timeout)[0]:
             raise subprocess.TimeoutExpired("worker", timeout or 0.0)
-        return int(self._answers.readline() or -signal.SIGKILL)  # SIGKILL if its parent has ended
+        return int(self._answers.readline() or -signal.SIGKILL)  # no answer: its parent was killed
 
 
 def peer_user(connection: socket.socket) -> int:
@@ -188,8 +188,8 @@ def listen(orders: IO[bytes], worker: Worker, grace: float) -> NoReturn:
 def end_if_stopped(worker: Worker, heartbeat: float) -> None:
     """Ends a worker that stays stopped by SIGSTOP while this process runs; works only on Linux.
 
-    The time is two heartbeats longer than `heartbeat`, so that other workers can report the stopped
-    worker first.
+    The worker may be stopped for `heartbeat` seconds and two more beats, so that the other workers
+    can report it as lost first.
     """
     beat = min(1.0, heartbeat / 4)
     left = limit = heartbeat + 2 * beat
@@ -216,7 +216,10 @@ def relay(reports: int) -> None:
 
 
 def stand_in(connection: socket.socket) -> int:
-    """Passes orders to a machine that has joined, and output back; returns the exit code."""
+    """Passes orders to a supervisor on a machine that has joined, and its output to the launcher.
+
+    Returns the worker's exit code.
+    """
 
     def order() -> None:
         with contextlib.suppress(OSError):
@@ -279,7 +282,8 @@ def main() -> int:
     except OSError as error:
         sys.stderr.write(f"kerasdist: cannot start {command[0]!r}: {error.strerror}\n")
         return 127
-    # Only the worker may keep these files open, so that its port is closed when the worker ends.
+    # One of these files may be the coordinator's listening socket. Only the worker may keep this
+    # socket open, so that its port is closed when the worker ends.
     for number in inherited:
         os.close(number)
     listening = sys.stdin.buffer, worker, orders["seconds_to_stop"]

@@ -132,7 +132,10 @@ def _collectives_in(instructions: Sequence[_Instruction], known: _Program) -> li
 
 
 def _collective(each: _Instruction, known: _Program) -> Collective | None:
-    """Returns the collective that an instruction is or contains, with an overlap of 0; or None."""
+    """Returns the collective that an instruction is or contains, or None.
+
+    Its overlap is 0: `_collectives_in` computes the real overlap.
+    """
     if match := _COLLECTIVE.fullmatch(each.operation):
         size = _whole_size(match[1], each, asynchronous=bool(match[2]))
         return Collective(match[1], size, _group_size(each.rest), 0.0)

@@ -419,9 +419,9 @@ def _at_the_limit(tried: Sequence[Compilation], limit: float) -> int | None:
     """Returns the number of examples that would fill `limit` bytes, or None if it is not known.
 
     The number is predicted by a line through the batches and bytes of the last two compilations.
-    After the first compilation, zero examples and `Compilation.constant` bytes are the other point,
-    which makes the line too steep. The number is not known if the bytes do not grow with the batch,
-    or if XLA gave no size.
+    If there is only one compilation, the line begins at zero examples and `Compilation.constant`
+    bytes, so it is too steep. The number is not known if the bytes do not grow with the batch, or
+    if XLA gave no size.
     """
     last = tried[-1]
     if last.refused and not last.refused_bytes:
