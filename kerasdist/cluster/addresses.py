@@ -30,7 +30,7 @@ _FIRST, _END = 1024, 65_536
 
 
 def beside(port: int) -> int:
-    """Returns kerasdist's port if another program has `port`: larger by 1000, with wrap-around."""
+    """Returns a port for kerasdist if another program has `port`: 1000 more, with wrap-around."""
     return _FIRST + (port + DISTANCE - _FIRST) % (_END - _FIRST)
 
 

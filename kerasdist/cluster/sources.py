@@ -25,7 +25,7 @@ _EXAMPLE = (
 
 
 def _read_tf_config(variables: Variables) -> Membership | Absent:
-    """Reads ``TF_CONFIG``, whose addresses are those of TensorFlow's servers."""
+    """Reads ``TF_CONFIG``; TensorFlow uses its addresses, so the coordinator has another port."""
     config = _require_mapping(_parse(variables.text(_TF_CONFIG)), _TF_CONFIG)
     cluster = _require_mapping(config.get("cluster") or {}, "cluster")
     if not cluster:

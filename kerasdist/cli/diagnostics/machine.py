@@ -200,7 +200,7 @@ def _cluster() -> Iterator[Finding]:
 
 
 def _ports() -> Iterator[Finding]:
-    """Checks whether a process can listen, and reach itself by the loopback address."""
+    """Checks whether a process can listen on ports, and connect to itself at 127.0.0.1."""
     problem = ""
     try:
         with socket.create_server(("127.0.0.1", 0)) as server:

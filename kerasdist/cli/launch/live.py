@@ -63,7 +63,7 @@ class Board:
     def heard(self, rank: int, report: State) -> None:
         """Adds a worker's report, such as its step and loss, to the state."""
         with self._lock:
-            if self._workers[rank]["phase"] == "ended":  # the report came late
+            if self._workers[rank]["phase"] == "ended":  # the report comes after the end
                 report["phase"] = "ended"
             self._workers[rank] |= {**report, "worker": rank, "last_sign": time.time()}
 
@@ -133,7 +133,7 @@ def report_in(line: bytes) -> State:
 
 
 def is_possible() -> bool:
-    """Returns whether this process writes to a terminal that can draw."""
+    """Returns whether standard output is a terminal on which a table can be redrawn."""
     return sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
 
 

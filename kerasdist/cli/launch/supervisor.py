@@ -45,12 +45,13 @@ from pathlib import Path
 from typing import IO, NoReturn, TypedDict
 
 _PR_SET_PDEATHSIG = 1
+# This file is run by its path and cannot import the package, so it repeats these names.
 _JOINED_FILE = "KERASDIST_JOINED_FILE"  # as in kerasdist.job.launcher
 _STATUS_FD = "KERASDIST_STATUS_FD"  # as in kerasdist.job.launcher
 _FILES = _STATUS_FD, "KERASDIST_COORDINATOR_FD"  # as in kerasdist.job.listening
 
 MARK = b"\x1ekerasdist "
-"""Precedes a report of a worker that is sent through the worker's output."""
+"""In the output of a worker, these bytes precede a report of the worker to the launcher."""
 
 ENDED = b"\x04"
 """Precedes a worker's exit code, which is the last byte that a joined machine sends."""
@@ -59,14 +60,14 @@ LOST = 255
 """The exit code of a worker whose machine is lost or unreachable; ssh uses the same exit code."""
 
 APART = "kerasdist: this worker has ended without joining the job"
-"""The last line of a supervisor whose worker ended well without joining the others."""
+"""If a worker ends well without joining the job, its supervisor prints this as the last line."""
 
 TOO_EARLY = (
     "kerasdist: this process has ended before it made the strategy for which worker 0 has started "
     "this script again. Make the strategy in every process, at the same place: no condition that "
     "differs between processes may come before it"
 )
-"""The last line instead of `APART`, if the orders say that the worker must join (`must_join`)."""
+"""The supervisor prints this instead of `APART` if the worker must join (`Orders.must_join`)."""
 
 
 class Orders(TypedDict):

@@ -37,7 +37,7 @@ REDRAW_SECONDS = 10.0
 
 @final
 class Screen:
-    """This process's output and error output, with whole lines of all workers."""
+    """The launcher's standard output and error, to which it writes whole lines of all workers."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -45,7 +45,7 @@ class Screen:
     def write(self, prefix: str, line: str, stream: TextIO, rank: int) -> None:
         """Writes a line of a worker's output, after a prefix that names the worker."""
         if line == supervisor.APART:
-            return  # the launcher reports this once for all workers
+            return  # the launcher reports it once if no worker has joined the job
         if stream.isatty() and not os.environ.get("NO_COLOR"):
             prefix = f"\x1b[{_COLOURS[rank % len(_COLOURS)]}m{prefix}\x1b[0m"
         self._put([f"{prefix} {line}"], stream)

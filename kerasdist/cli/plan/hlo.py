@@ -264,7 +264,7 @@ def _whole_size(kind: str, each: _Instruction, *, asynchronous: bool) -> int:
     if kind == "all-reduce":
         return size_of(each.shape)
     sizes = _array_sizes(each.shape)
-    if asynchronous:  # the shape has both operands and results
+    if asynchronous:  # the shape lists the operands, and then the results
         return max(sum(sizes[: len(sizes) // 2]), sum(sizes[len(sizes) // 2 :]))
     return sum(sizes) * (_group_size(each.rest) if kind == "reduce-scatter" else 1)
 

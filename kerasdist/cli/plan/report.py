@@ -198,7 +198,7 @@ def _throughput(step: StepTime, plan: Plan) -> float:
 
 
 def plot(plan: Plan, path: Path) -> None:
-    """Draws the efficiency, and the throughput, by the number of devices."""
+    """Draws the efficiency over the number of devices; texts at the points give the throughput."""
     counts = [each.devices for each in plan.scaling]
     ours = [each.efficiency for each in plan.scaling]
     worst = [each.efficiency_without_overlap for each in plan.scaling]

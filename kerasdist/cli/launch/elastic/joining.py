@@ -35,7 +35,7 @@ OF_JOINERS = "kerasdist join"
 """A joining machine gives this name in the handshake, because it does not know the job's name."""
 
 JOB_ENDED = b"ended "
-"""When the job ends, a seat gets these bytes and the job's exit code, instead of orders."""
+"""When the job ends, the launcher sends this and the job's exit code to machines that wait."""
 
 _CHUNK = 1 << 16
 _DRAIN_SECONDS = 5.0
@@ -218,7 +218,7 @@ class Machine:
         return connection
 
     def _work(self, number: int, connection: socket.socket, first: bytes) -> socket.socket:
-        """Runs a worker; returns the connection for the next worker."""
+        """Runs the worker whose orders begin with `first`; returns the next worker's connection."""
         running = subprocess.Popen(
             [sys.executable, "-P", "-m", supervisor.__name__],
             stdin=subprocess.PIPE,

@@ -28,7 +28,7 @@ from kerasdist.errors import ClusterError
 from kerasdist.job.interruption import ExitCode
 
 FAILURES = 2
-"""A slot is left out after this number of failures without a backup between them."""
+"""A slot is left out after its workers have failed this often without a backup between."""
 
 AWAY_SECONDS = 600.0
 """The seconds for which a slot is left out; each further failure doubles this time."""
@@ -162,7 +162,8 @@ class ElasticSlots:
         A host that was down is usable if it is in `answering`.
         """
         down = self._down.difference(answering)
-        with self._joining:  # several threads receive reports, and call this method
+        # Each worker's reports arrive on a thread of their own, so several threads may be here.
+        with self._joining:
             seats = [] if self._seats is None else self._seats.waiting()
             self._slots += [slot for slot in seats if slot not in self._slots]
         there = [
@@ -177,7 +178,7 @@ class ElasticSlots:
         return ready + away[: max(self._least - len(ready), 0)]
 
     def _numbered(self) -> tuple[Slot, ...]:
-        """Returns the used slots with the ranks that they have in the attempt."""
+        """Returns the chosen slots, with the ranks of their workers in the next attempt."""
         sizes = Counter(slot.host for slot in self._used)
         numbers = defaultdict[str | None, Iterator[int]](itertools.count)
         numbered: list[Slot] = []

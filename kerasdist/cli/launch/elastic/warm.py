@@ -184,7 +184,8 @@ def _start_anew_if_set(command: list[str], imported: Collection[str]) -> None:
         frame = None if frame is None else frame.f_back
         while frame is not None and _package(frame) in sys.stdlib_module_names:
             frame = frame.f_back
-        # Only variables that the script sets matter: a framework sets its own in any process.
+        # Only variables that the script sets matter. Variables that a framework sets are the same in
+        # a process that was not forked.
         if frame is not None and _package(frame) not in imported:
             os.execv(command[0], command)
 
@@ -204,7 +205,7 @@ def main() -> None:
         sys.path.insert(0, str(Path.cwd()) if is_module else str(Path(script[0]).resolve().parent))
     backend, loaded = backend_choice().name, frameworks.split(",")
     if backend not in loaded:
-        return  # the script chooses another backend
+        return  # the script chooses another backend, so its workers could not use this process
     modules = "keras", *_OURS, f"kerasdist.backends.{backend}.backend"
     if backend == "torch" and any(Path(each).exists() for each in _GPU_DRIVERS):
         modules = ()  # on PyTorch, an import of Keras would open the GPUs
