@@ -184,8 +184,8 @@ def _start_anew_if_set(command: list[str], imported: Collection[str]) -> None:
         frame = None if frame is None else frame.f_back
         while frame is not None and _package(frame) in sys.stdlib_module_names:
             frame = frame.f_back
-        # Only variables that the script sets matter. Variables that a framework sets are the same in
-        # a process that was not forked.
+        # Only variables that the script sets matter. A framework sets its own variables in the same
+        # way in a process that was not forked.
         if frame is not None and _package(frame) not in imported:
             os.execv(command[0], command)
 
