@@ -30,13 +30,13 @@ _FIRST, _END = 1024, 65_536
 
 
 def beside(port: int) -> int:
-    """Returns kerasdist's port if another program has `port`: larger by 1000, with wrap-around."""
+    """Returns a port for kerasdist if another program has `port`: 1000 more, with wrap-around."""
     return _FIRST + (port + DISTANCE - _FIRST) % (_END - _FIRST)
 
 
 def of_job(job: int, step: int = 0) -> int:
-    """Returns a port for a numbered job, from 20000 to 32767."""
-    # The ports of one job's steps are far apart, because the next jobs have the next ports.
+    """Returns a port from 20000 to 32767 for a job of this number; each step has another port."""
+    # The next port belongs to the next job, so the ports of one job's steps are far apart.
     # The factor 7919 is prime, so it has no factor in common with the number of ports.
     return _FIRST_OF_JOBS + (job + 7919 * step) % (_END_OF_JOBS - _FIRST_OF_JOBS)
 
@@ -63,7 +63,7 @@ def split(address: str, name: str) -> tuple[str, int]:
 
 
 def coordinator_of(addresses: Sequence[str], name: str) -> str:
-    """Returns the coordinator's address if other programs listen at `addresses`."""
+    """Returns the coordinator's address: the first host, with a port that no address has."""
     (host, port), *others = [split(address, name) for address in addresses]
     taken = {taken for _, taken in others}
     port = beside(port)

@@ -33,10 +33,10 @@ def findings(environ: Mapping[str, str] | None = None) -> dict[Source, Answer]:
 
 
 def choose(found: Mapping[Source, Answer]) -> Source | None:
-    """Returns the source that counts; None if no source describes a cluster."""
+    """Returns the source whose description is used; None if no source describes a cluster."""
     told = [(source, answer) for source, answer in found.items() if not isinstance(answer, Absent)]
     of_process = [answer for source, answer in told if not source.is_of_place]
-    # A launcher inside of this task or pod takes precedence, because it describes the workers.
+    # If a launcher runs inside of a task or pod, its description of the workers counts.
     trusted = [
         (source, answer)
         for source, answer in told

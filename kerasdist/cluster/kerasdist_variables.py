@@ -39,7 +39,7 @@ EACH_ITS_OWN = "own"
 """A value of `MIRRORED`: each worker takes the device that it sees."""
 
 JOINED = "joined"
-"""A value of `MIRRORED`: this process has joined the job; processes that it starts do not."""
+"""A value of `MIRRORED`, set by a process that has joined the job: its children must not join."""
 
 RESTART = "KERASDIST_RESTART"
 """How often ``kerasdist run`` has restarted the job. The variable does not describe a cluster."""

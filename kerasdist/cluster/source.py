@@ -90,7 +90,7 @@ class Absent:
 
 @final
 class Variables:
-    """The environment variables, with methods that read them for one source."""
+    """The environment variables, with methods to read them; errors name the source that reads."""
 
     def __init__(self, environ: Mapping[str, str] | None, source: str) -> None:
         self._environ = os.environ if environ is None else environ
@@ -130,7 +130,7 @@ class Variables:
         return next((self.text(name) for name in names if self.has(name)), None)
 
     def optional_integer(self, *names: str) -> int | None:
-        """Returns the first of these variables that is set, as a whole number, or None."""
+        """Returns the first variable in `names` that is set, as a whole number, or None."""
         return next((self.integer(name) for name in names if self.has(name)), None)
 
     def local(self, rank: Sequence[str], workers: Sequence[str]) -> tuple[int | None, int | None]:
@@ -209,7 +209,7 @@ class Source:
         return self.needed + self.others
 
     def ask(self, environ: Mapping[str, str] | None) -> Membership | Absent:
-        """Returns this process's place, or why the source describes no cluster."""
+        """Returns this process's place in the job, or why the source describes no cluster."""
         variables = Variables(environ, self.name)
         if variables.has(*self.needed):
             return self.read(variables)
@@ -218,7 +218,11 @@ class Source:
         return Absent(f"{names} {('is not', 'are not both', 'are not all')[len(first)]} set.")
 
     def membership(self, environ: Mapping[str, str] | None) -> Membership:
-        """Returns this process's place; raises an error if the source describes no cluster."""
+        """Returns this process's place in the job.
+
+        Raises:
+            ClusterError: If the source describes no cluster, or no machine of rank 0.
+        """
         answer = self.ask(environ)
         if isinstance(answer, Absent):
             raise ClusterError(

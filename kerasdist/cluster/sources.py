@@ -25,7 +25,7 @@ _EXAMPLE = (
 
 
 def _read_tf_config(variables: Variables) -> Membership | Absent:
-    """Reads ``TF_CONFIG``, whose addresses are those of TensorFlow's servers."""
+    """Reads ``TF_CONFIG``; TensorFlow uses its addresses, so the coordinator has another port."""
     config = _require_mapping(_parse(variables.text(_TF_CONFIG)), _TF_CONFIG)
     cluster = _require_mapping(config.get("cluster") or {}, "cluster")
     if not cluster:
@@ -72,7 +72,7 @@ def _wrong_config(expected: str, value: object) -> ClusterError:
 
 
 def _read_torchrun(variables: Variables) -> Membership | Absent:
-    """Reads torch's variables; the agent of torchrun listens at ``MASTER_PORT``."""
+    """Reads torch's variables; torchrun uses ``MASTER_PORT``, so the coordinator uses another."""
     # RANK and WORLD_SIZE are common names, but with MASTER_ADDR they are torch's.
     if not variables.has("MASTER_ADDR"):
         return Absent("RANK and WORLD_SIZE are set, but not MASTER_ADDR.")
@@ -92,10 +92,11 @@ def _read_keras(variables: Variables) -> Membership | Absent:
     """Reads Keras's own variables, which `keras.distribution.initialize` reads.
 
     ``KERAS_DISTRIBUTION_JOB_ADDRESSES`` has the addresses of all processes, or only of the first,
-    which is enough for JAX. A framework listens at these addresses.
+    which is enough for JAX. A framework listens at these addresses, so the coordinator's port is
+    another one.
     """
     rank = variables.integer(_KERAS_RANK)
-    # On Cloud TPU the address may be missing, because TPU's own variables contain it.
+    # On Cloud TPU Keras needs no addresses. Then this source is absent, and Cloud TPU's counts.
     if not variables.has(_KERAS_ADDRESSES):
         return Absent(f"{_KERAS_RANK} is set, but not {_KERAS_ADDRESSES}.")
     entries = [entry.strip() for entry in variables.text(_KERAS_ADDRESSES).split(",")]
@@ -117,7 +118,7 @@ _JAX_COUNT, _JAX_RANK = "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
 
 
 def _read_jax(variables: Variables) -> Membership | Absent:
-    """Reads the variables of `jax.distributed.initialize`; JAX listens at the address."""
+    """Reads JAX's variables; JAX itself uses its address, so the coordinator has another port."""
     coordinator = addresses.coordinator_of([variables.text(_JAX_ADDRESS)], _JAX_ADDRESS)
     rank, count = variables.integer(_JAX_RANK), variables.integer(_JAX_COUNT)
     return variables.worker(rank, count, coordinator)
@@ -140,7 +141,8 @@ def _read_slurm(variables: Variables) -> Membership | Absent:
     if step >= _FIRST_SPECIAL_STEP:
         return Absent("This process is in the shell of a Slurm job: srun has not started it.")
     rank = variables.integer("SLURM_PROCID")
-    # In a step SLURM_NTASKS is the step's number of tasks, unless a script has overwritten it.
+    # In a step both variables are the step's number of tasks, but scripts may overwrite
+    # SLURM_NTASKS, so the other variable is read first.
     count = variables.optional_integer("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
     count = variables.integer("SLURM_NTASKS") if count is None else count
     if count == 1:

@@ -29,7 +29,8 @@ from kerasdist.job import launcher
 
 _WORKER = "kerasdist.cli.diagnostics.cluster_test_worker"
 
-# By default GPUs multiply float32 matrices in TF32, and its rounding would look like an error.
+# Environment variables of the workers of `kerasdist test`. By default GPUs multiply float32
+# matrices in TF32, and the test would report the rounding of TF32 as wrong weights.
 _FULL_FLOAT32 = {
     "NVIDIA_TF32_OVERRIDE": "0",
     "JAX_DEFAULT_MATMUL_PRECISION": "highest",
@@ -43,7 +44,11 @@ def has_accelerator() -> bool:
 
 
 def cpu_variables(hosts: str | None, devices_per_worker: int | None = None) -> dict[str, str]:
-    """Returns variables that make workers compute on CPUs; none if workers may use accelerators."""
+    """Returns environment variables that make the workers of a job compute on CPUs.
+
+    The result is empty if the job may use accelerators: those of this machine, or of `hosts`. A
+    number of devices per worker is a number of CPU devices, so with it the result is never empty.
+    """
     if devices_per_worker is None and (hosts or has_accelerator()):
         return {}
     return {gpus.CUDA: "-1", "JAX_PLATFORMS": "cpu"}

@@ -45,7 +45,7 @@ _LEAST_DISK, _FULL_DISK = 10e9, 1e9
 _LEAST_FILES = 4096
 _NCCL = ("nvidia-nccl-cu12", "nvidia-nccl-cu13")
 _BUSY = 0.1
-_SECONDS_TO_IMPORT = 45.0  # Less than the time for which other hosts wait for the findings.
+_SECONDS_TO_IMPORT = 45.0  # less than the 60 s in which a host must answer `doctor --hosts`
 # Bytes of data per second over one PCIe lane in one direction, by PCIe generation.
 _PCIE_LANE = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7.563e9}
 _MAX_NVLINKS = 18
@@ -164,7 +164,7 @@ def _backend() -> Iterator[Finding]:
 
 
 def _is_built_for_cpus(backend: str) -> bool:
-    """Returns whether a framework's package is for CPUs alone; always False for JAX."""
+    """Returns whether TensorFlow or PyTorch was built for CPUs alone; JAX has no such package."""
     if backend == "torch":
         return (version_of("torch") or "").endswith("+cpu")
     has_both = version_of("tensorflow-cpu") and version_of("tensorflow")
@@ -200,7 +200,7 @@ def _cluster() -> Iterator[Finding]:
 
 
 def _ports() -> Iterator[Finding]:
-    """Checks whether a process can listen, and reach itself by the loopback address."""
+    """Checks whether a process can listen on ports, and connect to itself at 127.0.0.1."""
     problem = ""
     try:
         with socket.create_server(("127.0.0.1", 0)) as server:
@@ -332,7 +332,7 @@ def _driver(nvml: Any) -> Finding:
 def _memory(nvml: object) -> Finding:
     busy: list[str] = []
     for index, handle in gpus.handles(nvml):
-        # NVML gives no memory for a GPU that shares the memory of its machine.
+        # If a GPU shares the machine's memory, NVML reports no memory of it, and `memory` is None.
         memory = gpus.ask("nvmlDeviceGetMemoryInfo", handle)
         if memory is not None and memory.used > _BUSY * memory.total:
             busy.append(f"GPU {index}: {size(memory.used)} of {size(memory.total)} are used")
@@ -409,7 +409,7 @@ def of_links(found: Sequence[GpuLinks]) -> Iterator[Finding]:
         yield Finding("links", "ok", f"PCIe without NVLink{shown}", said)
     elif len(numbers) > 1:
         shown = ", ".join(f"GPU {index}: {gpu.nvlinks}" for index, gpu in enumerate(found))
-        said = "All wait for the GPU with the fewest. An NVLink may be broken: nvidia-smi nvlink -s"
+        said = "All wait for the GPU with fewest links. One may be broken: nvidia-smi nvlink -s"
         yield Finding("links", "warning", f"NVLinks that are active: {shown}", said)
     else:
         said = "Gradients travel by NVLink."

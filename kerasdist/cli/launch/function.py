@@ -33,12 +33,12 @@ CALL, RESULT = "call", "result"
 
 
 def pickler() -> ModuleType:
-    """Returns the module for pickling: cloudpickle, which knows notebook functions, or pickle."""
+    """Returns cloudpickle, which can pickle functions of a notebook, or else pickle."""
     return importlib.import_module("cloudpickle") if is_installed("cloudpickle") else pickle
 
 
 def _failure_file(folder: Path, rank: int) -> Path:
-    """Returns the file for an error of a worker's function: its traceback and the error itself."""
+    """Returns the path to which a worker writes its error: the traceback and the exception."""
     return folder / f"failure-{rank}"
 
 

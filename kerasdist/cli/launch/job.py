@@ -47,7 +47,7 @@ from kerasdist.job.interruption import ExitCode
 from kerasdist.job.listening import COORDINATOR_FD
 
 SETTLE_SECONDS = 0.5
-"""After a failure the launcher waits this long for workers that fail by themselves as well."""
+"""After a failure the launcher waits this long, as other workers may fail by themselves, too."""
 
 LOST_SECONDS = 15.0
 """The launcher waits this long for the end of a worker that another worker reports as lost.
@@ -62,7 +62,7 @@ KILL_SECONDS = 3.0
 OUTPUT_SECONDS = 2.0
 """The launcher waits this long for the rest of the output of workers that have ended."""
 
-# The time in which other machines must remove what the job has left in their memory.
+# The launcher waits this long until other machines have removed the job's backups from /dev/shm.
 _CLEANING_SECONDS = 10.0
 
 
@@ -92,7 +92,8 @@ class Attempt:
         self._workers: list[Held] = []
         self._signal: int | None = None
         self._stopped_twice = False
-        # The times for SIGTERM, for killing the workers, and for killing their supervisors.
+        # When to send SIGTERM to the workers, to kill them, and to kill their supervisors. Infinity
+        # means that this is not planned.
         self._stop_at = self._kill_at = self._abandon_at = math.inf
 
     def run(self) -> AttemptResult:
@@ -143,8 +144,9 @@ class Attempt:
         of_leader = self.chief_leads and worker.rank == 0
         if self._stopping or (code == 0 and not of_leader):
             return
-        # After these exit codes, the other workers get time to end too, to save a backup, or to
-        # report which worker was lost.
+        # After most failures the other workers get SETTLE_SECONDS. They get more time to end after
+        # the chief has ended well (0), to save a backup after a preemption, and to report which
+        # worker was lost.
         slow = {0: self.stop_seconds, ExitCode.PREEMPTED: self.stop_seconds}
         slow[ExitCode.LOST_WORKER] = LOST_SECONDS
         self._stop_at = min(self._stop_at, time.monotonic() + slow.get(code, SETTLE_SECONDS))
@@ -337,7 +339,7 @@ class Launcher:
         start.run_on(hosts, ("rm", "-rf", "--", folder), _CLEANING_SECONDS)
 
     def stop(self, number: int = signal.SIGTERM) -> None:
-        """Passes a signal on to the workers, and sends SIGKILL when their time is over.
+        """Passes a signal on to the workers, and kills those that run longer than `stop_seconds`.
 
         Args:
             number: The signal. A second call kills the workers at once.
@@ -350,7 +352,7 @@ class Launcher:
             yield
             return
 
-        # A handler may call SimpleQueue.put even while the queue's own `get` is waiting.
+        # A signal handler may call `put` of a SimpleQueue, even if it interrupts `get`.
         before = {
             each: signal.signal(each, lambda number, _: self.stop(number)) for each in _PASSED_ON
         }

@@ -23,15 +23,15 @@ from kerasdist.core.user_warnings import plural
 from kerasdist.job import comparison
 
 State = dict[str, Any]
-"""The report of a worker, or the result of `Board.state`, as JSON."""
+"""A JSON object: the report of a worker, or the result of `Board.state`."""
 
 STATUS_FILE = "status.json"
 
 SLOW = 1.1
-"""A worker is marked if its step takes this many times as long as the others' steps."""
+"""The table marks a worker if its step takes this many times as long as the others' steps."""
 
 SILENT_SECONDS = 60.0
-"""A worker is marked if it has given no sign of life for this many seconds."""
+"""The table marks a worker if it has given no sign of life for this many seconds."""
 
 _SECONDS_BETWEEN_FILES = 1.0
 _DRAWN_A_SECOND = 4
@@ -63,7 +63,7 @@ class Board:
     def heard(self, rank: int, report: State) -> None:
         """Adds a worker's report, such as its step and loss, to the state."""
         with self._lock:
-            if self._workers[rank]["phase"] == "ended":  # the report came late
+            if self._workers[rank]["phase"] == "ended":  # the report comes after the end
                 report["phase"] = "ended"
             self._workers[rank] |= {**report, "worker": rank, "last_sign": time.time()}
 
@@ -78,7 +78,7 @@ class Board:
             workers = [dict(one) for one in self._workers]
             attempt = self._attempt
         rates = [one for one in workers if one.get("samples_per_s") is not None]
-        # In one job each worker reports the rate of the global batches, so one report is enough.
+        # Workers that train together all report the rate of the global batches, so one is enough.
         counted = rates[:1] if rates and rates[0]["workers"] > 1 else rates
         is_job = all(one.get("workers", 1) > 1 for one in workers)
         slowest = comparison.slowest(workers) if is_job else None
@@ -89,7 +89,7 @@ class Board:
             "began": self._began,
             "attempt": attempt,
             "samples_per_s": sum(one["samples_per_s"] for one in counted) if rates else None,
-            # If each worker is a job of its own, no MFU covers all devices.
+            # If each worker trains a model of its own, no worker's MFU covers all devices.
             "mfu": counted[0].get("mfu") if len(counted) == 1 else None,
             "slowest": slowest if is_slow else None,
             "workers": workers,
@@ -133,7 +133,7 @@ def report_in(line: bytes) -> State:
 
 
 def is_possible() -> bool:
-    """Returns whether this process writes to a terminal that can draw."""
+    """Returns whether standard output is a terminal on which a table can be redrawn."""
     return sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
 
 
@@ -141,9 +141,9 @@ def is_possible() -> bool:
 def shown(board: Board) -> Generator[None]:
     """Shows a board's state while the context is open; the last state stays visible.
 
-    Meanwhile, what is written to a terminal by `sys.stdout` and `sys.stderr` goes above the view.
+    Meanwhile, what is written to a terminal by `sys.stdout` and `sys.stderr` goes above the table.
     """
-    # With `force_terminal` the console also draws if standard output is no terminal.
+    # `--live on` draws the table even if standard output is no terminal. So does `force_terminal`.
     console = Console(file=sys.stdout, force_terminal=True, soft_wrap=True)
 
     def drawn() -> RenderableType:
@@ -164,7 +164,8 @@ def view(state: State, *, rows: int) -> RenderableType:
 
     Args:
         state: The board's state.
-        rows: The largest number of workers to show: the first workers, and the slowest worker.
+        rows: The largest number of workers to show. Of more workers the first ones are shown, and
+            the slowest if it is much slower than the others.
     """
     workers: list[State] = state["workers"]
     slowest: State = state["slowest"] or {}

@@ -34,8 +34,8 @@ class Slot:
         local_rank: The worker's number on the machine.
         local_workers: How many workers the machine has.
         share: The worker's part of the machine's GPUs and cores: the number of the part, and how
-            many parts there are. None means `local_rank` and `local_workers`, which are other
-            numbers if slots of the machine are left out.
+            many parts there are. None means part `local_rank` of `local_workers`. A share is
+            given if slots of the machine may be left out: the other workers then keep their parts.
         machine: The name of the machine if it has joined the job; otherwise empty.
         connection: The connection to a machine that has joined, by which the launcher starts the
             worker.
@@ -129,7 +129,8 @@ def host_of_chief(slots: Sequence[Slot]) -> str:
     if all(slot.host is None for slot in slots):
         return _LOOPBACK
     reached = [slot.connection.getsockname()[0] for slot in slots if slot.connection is not None]
-    # Other pods cannot resolve this pod's name, but a pod that joined has reached this address.
+    # On Kubernetes other pods cannot resolve the name of this pod. But the machines that joined
+    # have connected to one of its addresses, so other machines can reach that address.
     return next((one for one in reached if not is_loopback(one)), socket.gethostname())
 
 
@@ -153,7 +154,7 @@ def listening(host: str) -> socket.socket:
 
 
 def _draw() -> int:
-    # Python's own generator is not used, because a script that seeds it would repeat the port.
+    # A script may seed Python's own generator, and would then get the same port in every run.
     return random.SystemRandom().randrange(1 << 16)
 
 

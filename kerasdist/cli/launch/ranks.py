@@ -1,7 +1,7 @@
 """Starts the other workers of a script from the script itself, whose process becomes rank 0.
 
-A thread of rank 0 does the work of `kerasdist.cli.launch.job` here: when one worker fails, the
-thread ends the other workers and rank 0, with the message and the exit code of ``kerasdist run``.
+A thread of rank 0 does the work of a launcher: when one worker fails, the thread ends the other
+workers and rank 0, with the same message and exit code as ``kerasdist run``.
 Each worker's supervisor reads a pipe from rank 0, and ends the worker when the pipe closes. So no
 worker outlives rank 0.
 """
@@ -39,7 +39,7 @@ class Ranks:
         Args:
             command: The command that each worker runs.
             devices: The names of the devices, by rank.
-            variables: Environment variables for the workers and this process, besides the job's.
+            variables: More environment variables for all workers, including this process.
 
         Raises:
             OSError: If a worker cannot be started.
@@ -67,8 +67,8 @@ class Ranks:
         self._watching = threading.Thread(target=self._watch, name="kerasdist-ranks", daemon=True)
         self._watching.start()
         interruption.register(self.finish)
-        # This function is registered before the job's own function. So Python, which runs the
-        # functions in reverse order, calls it after the job's function.
+        # Python calls exit functions in reverse order. The job registers its own exit function
+        # later, so Python calls `_at_exit` after that function.
         atexit.register(self._at_exit)
 
     def pass_on_interrupts(self) -> None:
@@ -96,7 +96,8 @@ class Ranks:
     def _at_exit(self) -> None:
         if os.getpid() != self._pid:
             return
-        # Python does not reveal the code of a sys.exit, so it counts as 0 here.
+        # A script may have called sys.exit with a code, but Python does not reveal it. So after
+        # sys.exit, the code of this process counts as 0.
         code = int(getattr(sys, "last_value", None) is not None)
         has_joined = current_job() is not None
         self._self.end(code if has_joined else 1)

@@ -24,7 +24,10 @@ from kerasdist.job.launcher import MEMORY
 
 
 def of_attempt(result: AttemptResult, spec: JobSpec, number: int) -> str:
-    """Returns the message after an attempt: "" after a success, unless no worker joined the job."""
+    """Returns the message after an attempt.
+
+    After a success the message is empty, except for a warning if no worker has joined the job.
+    """
     total = len(result.endings)
     lines: list[str] = []
     why_killed = (

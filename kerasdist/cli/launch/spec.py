@@ -68,7 +68,7 @@ class JobSpec:
 
     @property
     def variables(self) -> dict[str, str]:
-        """The variables of a worker on this machine, except its rank and similar variables."""
+        """The environment of each worker on this machine, without variables such as its rank."""
         return {**os.environ, **self.environment}
 
 

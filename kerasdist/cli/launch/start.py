@@ -93,7 +93,7 @@ SUPERVISOR_HERE = (sys.executable, "-I", "-S", supervisor.__file__)
 
 
 def by_ssh(host: str, words: Sequence[str], path: str | None) -> list[str]:
-    """Returns an ssh command that runs `words` on a host, in this folder, with a `PYTHONPATH`."""
+    """Returns an ssh command that runs `words` on a host, in the folder of this process."""
     before = [] if path is None else ["env", f"PYTHONPATH={path}"]
     folder = shlex.quote(str(Path.cwd()))
     return [*_SSH, "--", host, f"cd {folder} && exec {shlex.join([*before, *words])}"]
@@ -129,7 +129,7 @@ def variables_of(
 
 
 def memory_of(spec: JobSpec) -> str:
-    """Returns the folder for the data that the job keeps in each host's memory."""
+    """Returns the folder in which each host keeps copies of the job's backups in memory."""
     return f"/dev/shm/kerasdist-{spec.run_id}"
 
 

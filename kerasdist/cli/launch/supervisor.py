@@ -45,12 +45,13 @@ from pathlib import Path
 from typing import IO, NoReturn, TypedDict
 
 _PR_SET_PDEATHSIG = 1
+# This file is run by its path and cannot import the package, so it repeats these names.
 _JOINED_FILE = "KERASDIST_JOINED_FILE"  # as in kerasdist.job.launcher
 _STATUS_FD = "KERASDIST_STATUS_FD"  # as in kerasdist.job.launcher
 _FILES = _STATUS_FD, "KERASDIST_COORDINATOR_FD"  # as in kerasdist.job.listening
 
 MARK = b"\x1ekerasdist "
-"""Precedes a report of a worker that is sent through the worker's output."""
+"""In the output of a worker, these bytes precede a report of the worker to the launcher."""
 
 ENDED = b"\x04"
 """Precedes a worker's exit code, which is the last byte that a joined machine sends."""
@@ -59,14 +60,14 @@ LOST = 255
 """The exit code of a worker whose machine is lost or unreachable; ssh uses the same exit code."""
 
 APART = "kerasdist: this worker has ended without joining the job"
-"""The last line of a supervisor whose worker ended well without joining the others."""
+"""If a worker ends well without joining the job, its supervisor prints this as the last line."""
 
 TOO_EARLY = (
     "kerasdist: this process has ended before it made the strategy for which worker 0 has started "
     "this script again. Make the strategy in every process, at the same place: no condition that "
     "differs between processes may come before it"
 )
-"""The last line instead of `APART`, if the orders say that the worker must join (`must_join`)."""
+"""The supervisor prints this instead of `APART` if the worker must join (`Orders.must_join`)."""
 
 
 class Orders(TypedDict):
@@ -148,7 +149,7 @@ class Forked:
         """Returns the exit code of the worker, in the same way as `subprocess.Popen`."""
         if not select.select([self._connection], [], [], timeout)[0]:
             raise subprocess.TimeoutExpired("worker", timeout or 0.0)
-        return int(self._answers.readline() or -signal.SIGKILL)  # SIGKILL if its parent has ended
+        return int(self._answers.readline() or -signal.SIGKILL)  # no answer: its parent was killed
 
 
 def peer_user(connection: socket.socket) -> int:
@@ -188,8 +189,8 @@ def listen(orders: IO[bytes], worker: Worker, grace: float) -> NoReturn:
 def end_if_stopped(worker: Worker, heartbeat: float) -> None:
     """Ends a worker that stays stopped by SIGSTOP while this process runs; works only on Linux.
 
-    The time is two heartbeats longer than `heartbeat`, so that other workers can report the stopped
-    worker first.
+    The worker may be stopped for `heartbeat` seconds and two more beats, so that the other workers
+    can report it as lost first.
     """
     beat = min(1.0, heartbeat / 4)
     left = limit = heartbeat + 2 * beat
@@ -216,7 +217,10 @@ def relay(reports: int) -> None:
 
 
 def stand_in(connection: socket.socket) -> int:
-    """Passes orders to a machine that has joined, and output back; returns the exit code."""
+    """Passes orders to a supervisor on a machine that has joined, and its output to the launcher.
+
+    Returns the worker's exit code.
+    """
 
     def order() -> None:
         with contextlib.suppress(OSError):
@@ -279,7 +283,8 @@ def main() -> int:
     except OSError as error:
         sys.stderr.write(f"kerasdist: cannot start {command[0]!r}: {error.strerror}\n")
         return 127
-    # Only the worker may keep these files open, so that its port is closed when the worker ends.
+    # One of these files may be the coordinator's listening socket. Only the worker may keep this
+    # socket open, so that its port is closed when the worker ends.
     for number in inherited:
         os.close(number)
     listening = sys.stdin.buffer, worker, orders["seconds_to_stop"]

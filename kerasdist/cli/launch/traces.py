@@ -12,11 +12,12 @@ from kerasdist.core import whole_files
 from kerasdist.job.launcher import ProfiledSteps
 
 Event = dict[str, Any]
-"""An event, or a whole trace, as JSON."""
+"""A JSON object: an event of a trace, or a whole trace."""
 
 MERGED = "trace.json.gz"
 
-# Kinds of events in Chrome's trace format that are linked by their id.
+# Kinds of events that Chrome's trace format links by their ids. In the merged trace the ids of
+# different workers must differ.
 _LINKED = frozenset("stfbneNOD")
 
 

@@ -37,7 +37,7 @@ REDRAW_SECONDS = 10.0
 
 @final
 class Screen:
-    """This process's output and error output, with whole lines of all workers."""
+    """The launcher's standard output and error, to which it writes whole lines of all workers."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -45,7 +45,7 @@ class Screen:
     def write(self, prefix: str, line: str, stream: TextIO, rank: int) -> None:
         """Writes a line of a worker's output, after a prefix that names the worker."""
         if line == supervisor.APART:
-            return  # the launcher reports this once for all workers
+            return  # the launcher reports it once if no worker has joined the job
         if stream.isatty() and not os.environ.get("NO_COLOR"):
             prefix = f"\x1b[{_COLOURS[rank % len(_COLOURS)]}m{prefix}\x1b[0m"
         self._put([f"{prefix} {line}"], stream)
@@ -61,7 +61,8 @@ class Screen:
         with self._lock, contextlib.suppress(OSError, ValueError):
             text = "".join(f"{line}\n" for line in lines).encode(code, "backslashreplace")
             if stream in (sys.__stdout__, sys.__stderr__):
-                while text:  # past the buffer, which may have half a line of this process's script
+                # Python's buffer may have half a line of a script that runs in this process.
+                while text:
                     text = text[os.write(stream.fileno(), text) :]
                 return
             stream.write(text.decode(code))
@@ -127,7 +128,10 @@ class Pump:
         source.close()
 
     def _without_reports(self, chunk: bytes) -> tuple[bytes, bytes]:
-        """Passes reports in a chunk to `told`; returns other bytes, and an unfinished report."""
+        """Passes the reports in a chunk to `told`.
+
+        Returns the other bytes, and the beginning of a report that the chunk cuts off.
+        """
         assert self.told is not None
         for report in _REPORT.findall(chunk):
             self.told(report)
@@ -306,7 +310,7 @@ class Worker:
             self._process.stdin.close()
 
     def kill_supervisor(self) -> None:
-        """Ends a supervisor, or ssh, that does not answer; then the kernel ends the worker."""
+        """Kills a supervisor, or the ssh to it, that does not answer; its worker then ends, too."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
 

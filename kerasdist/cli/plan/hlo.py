@@ -132,7 +132,10 @@ def _collectives_in(instructions: Sequence[_Instruction], known: _Program) -> li
 
 
 def _collective(each: _Instruction, known: _Program) -> Collective | None:
-    """Returns the collective that an instruction is or contains, with an overlap of 0; or None."""
+    """Returns the collective that an instruction is or contains, or None.
+
+    Its overlap is 0: `_collectives_in` computes the real overlap.
+    """
     if match := _COLLECTIVE.fullmatch(each.operation):
         size = _whole_size(match[1], each, asynchronous=bool(match[2]))
         return Collective(match[1], size, _group_size(each.rest), 0.0)
@@ -261,7 +264,7 @@ def _whole_size(kind: str, each: _Instruction, *, asynchronous: bool) -> int:
     if kind == "all-reduce":
         return size_of(each.shape)
     sizes = _array_sizes(each.shape)
-    if asynchronous:  # the shape has both operands and results
+    if asynchronous:  # the shape lists the operands, and then the results
         return max(sum(sizes[: len(sizes) // 2]), sum(sizes[len(sizes) // 2 :]))
     return sum(sizes) * (_group_size(each.rest) if kind == "reduce-scatter" else 1)
 

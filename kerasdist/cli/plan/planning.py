@@ -186,12 +186,12 @@ def _latency(target: Target, inside: int, groups: int, passes: int) -> float:
         # Data go both ways around a closed axis, so the furthest chip is half an axis away.
         hops = sum(size // 2 if _is_closed(size, chip) else size - 1 for size in target.shape)
         return passes * (hops * chip.link_latency + between)
-    slower = 1.8 if groups > 1 else 1.0  # as in NCCL's model
+    slower = 1.8 if groups > 1 else 1.0  # NCCL's own model has this factor for several machines
     steps = (inside - 1) * chip.link_latency * slower
     return chip.base_latency + passes * (steps + between)
 
 
-_TRIALS = 3  # the most compilations to find the largest batch, besides the plan's own
+_TRIALS = 3  # the most compilations in the search for the largest batch, besides the plan's own
 _CLOSE = 0.97  # the search ends when a batch fills at least this fraction of the memory
 _AIM = 0.985  # the fraction of the memory that the next batch of the search is expected to fill
 _GROWTH = 64  # the factor for the next batch if memory does not grow with the batch
@@ -419,9 +419,9 @@ def _at_the_limit(tried: Sequence[Compilation], limit: float) -> int | None:
     """Returns the number of examples that would fill `limit` bytes, or None if it is not known.
 
     The number is predicted by a line through the batches and bytes of the last two compilations.
-    After the first compilation, zero examples and `Compilation.constant` bytes are the other point,
-    which makes the line too steep. The number is not known if the bytes do not grow with the batch,
-    or if XLA gave no size.
+    If there is only one compilation, the line begins at zero examples and `Compilation.constant`
+    bytes, so it is too steep. The number is not known if the bytes do not grow with the batch, or
+    if XLA gave no size.
     """
     last = tried[-1]
     if last.refused and not last.refused_bytes:

@@ -127,9 +127,9 @@ def _show_torch(plan: Plan, console: Console) -> None:
         f"On PyTorch workers gather the weights in {len(groups.sizes)} groups: "
         f"{len(groups.collectives())} collectives, {size(_bytes(groups.collectives()))}. Each "
         f"keeps {size(groups.held)} of variables and gradients, and at most "
-        f"{size(groups.gathered)} of gathered weights. A step takes at least "
-        f"{milliseconds(step.total)}, {milliseconds(step.own + step.network)} if nothing overlaps, "
-        f"if a device computes as fast as on JAX."
+        f"{size(groups.gathered)} of gathered weights. If a device computes as fast as on JAX, a "
+        f"step takes at least {milliseconds(step.total)}, or "
+        f"{milliseconds(step.own + step.network)} if nothing overlaps."
     )
 
 
@@ -198,7 +198,7 @@ def _throughput(step: StepTime, plan: Plan) -> float:
 
 
 def plot(plan: Plan, path: Path) -> None:
-    """Draws the efficiency, and the throughput, by the number of devices."""
+    """Draws the efficiency over the number of devices; texts at the points give the throughput."""
     counts = [each.devices for each in plan.scaling]
     ours = [each.efficiency for each in plan.scaling]
     worst = [each.efficiency_without_overlap for each in plan.scaling]

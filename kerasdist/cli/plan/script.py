@@ -177,7 +177,10 @@ def _make_train_function(self: object, force: bool = False) -> None:
 
 
 def _get_jax_state(self: object, **which: bool) -> tuple[()]:
-    """Returns no values, because no step runs; Keras's method would also empty the variables."""
+    """Takes the place of Keras's method, which would take the values out of the variables.
+
+    No step runs, so the result may be empty.
+    """
     return ()
 
 
@@ -206,7 +209,8 @@ def described(step: FirstStep) -> ModelLayout:
     try:
         found = ModelLayout(model)
         if layout is not None and layout.rule is not None:
-            # variables of other models too, because a LayoutMap may have keys for several models
+            # A LayoutMap may have keys for several models, so the variables of all models of the
+            # strategy are given to it.
             layout.of_variables(step.variables)
             layout.rule.require_useful([*model.variables, *model.optimizer.variables])
     except ValueError as error:
@@ -280,7 +284,11 @@ def _facts(
 
 
 def _named(each: Collective, program: TrainingProgram, target: Target) -> Collective:
-    """Returns a collective whose `devices` is the size of a replica, or 0 for all devices."""
+    """Returns a collective of the program with the meaning of `devices` that a plan needs.
+
+    If a replica has several devices, and the collective runs inside of each replica, `devices` is
+    the number of devices of a replica. Otherwise `devices` is 0, which means all devices.
+    """
     logical = program.logical_devices
     within = logical if 1 < logical < target.devices and each.devices == logical else 0
     return Collective(each.kind, each.bytes, within, each.overlap)

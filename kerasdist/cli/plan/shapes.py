@@ -74,7 +74,7 @@ def _keep_shape(
 
 
 def _keep_shape_later(original: Callable[..., None], variable: keras.Variable) -> None:
-    """Initializes a variable from a stateless scope; a large variable stays without a value."""
+    """Runs when Keras initializes a variable after the stateless scope in which it was made."""
     if not _Running.is_now or keras_compat.nbytes(variable) < _SMALL_BYTES:
         original(variable)
     else:

@@ -32,10 +32,10 @@ from kerasdist.job.handshake import SECRET, Credentials, credentials
 from kerasdist.job.listening import BACKLOG
 
 OF_JOINERS = "kerasdist join"
-"""The job's name in the handshake of a joining machine, which does not know the real name."""
+"""A joining machine gives this name in the handshake, because it does not know the job's name."""
 
 JOB_ENDED = b"ended "
-"""When the job ends, a seat gets these bytes and the job's exit code, instead of orders."""
+"""When the job ends, the launcher sends this and the job's exit code to machines that wait."""
 
 _CHUNK = 1 << 16
 _DRAIN_SECONDS = 5.0
@@ -51,7 +51,7 @@ class Seats:
         screen: The output for messages about machines that have joined.
 
     Raises:
-        ClusterError: If the job has no secret that other machines can know, or the port is taken.
+        ClusterError: If the user has set no secret for the job, or the port is taken.
     """
 
     def __init__(self, port: int, secret: bytes | None, screen: Screen) -> None:
@@ -62,7 +62,7 @@ class Seats:
             )
         try:
             self._listener = socket.create_server(("", port), backlog=BACKLOG)
-        except (OSError, OverflowError) as error:  # the port number may be impossible
+        except (OSError, OverflowError) as error:  # OverflowError: no port has this number
             raise ClusterError(
                 f"Expected a free port for machines that join. Received: {port}: {error}."
             ) from error
@@ -122,13 +122,13 @@ class Seats:
         connection: socket.socket = writer.get_extra_info("socket").dup()
         keep_alive(connection)
         host = connection.getpeername()[0]
-        # The seat must be added before the machine gets this answer. After the answer the machine
-        # reports the end of its previous worker, and the launcher then looks for waiting seats.
+        # The seat is added before the machine gets the answer "seated". After this answer the
+        # machine reports the end of its previous worker, and the launcher looks for waiting seats.
         with self._lock:
             self._waiting[Slot(host, 0, number, count, machine=machine)] = connection
             writer.write(protocol.packed({"type": "seated"}))
             writer.close()
-            # The writer shared this connection, and is closed now, so the connection may block.
+            # asyncio has made this socket non-blocking for the writer, which is closed now.
             connection.setblocking(True)
             is_new = machine not in self._machines
             self._machines.add(machine)
@@ -159,7 +159,7 @@ def _is_open(connection: socket.socket) -> bool:
 
 @final
 class Machine:
-    """This machine, which joins a job and runs some of its workers.
+    """This machine, which joins a job and runs some of the job's workers.
 
     Args:
         host: The machine of the job's launcher.
@@ -218,7 +218,7 @@ class Machine:
         return connection
 
     def _work(self, number: int, connection: socket.socket, first: bytes) -> socket.socket:
-        """Runs a worker; returns the connection for the next worker."""
+        """Runs the worker whose orders begin with `first`; returns the next worker's connection."""
         running = subprocess.Popen(
             [sys.executable, "-P", "-m", supervisor.__name__],
             stdin=subprocess.PIPE,
@@ -232,7 +232,8 @@ class Machine:
         with contextlib.suppress(OSError):  # the launcher may have closed the connection
             connection.sendall(supervisor.ENDED + bytes([128 - code if code < 0 else code]))
             connection.shutdown(socket.SHUT_WR)
-            # waits, because closing with unread bytes would reset the connection
+            # If `connection` were closed with unread bytes, TCP would reset it, and the launcher
+            # might lose the exit code. So `passing` first reads to the end.
             passing.join(_DRAIN_SECONDS)
         connection.close()
         return seat

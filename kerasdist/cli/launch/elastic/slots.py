@@ -28,7 +28,7 @@ from kerasdist.errors import ClusterError
 from kerasdist.job.interruption import ExitCode
 
 FAILURES = 2
-"""A slot is left out after this number of failures without a backup between them."""
+"""A slot is left out after its workers have failed this often without a backup between."""
 
 AWAY_SECONDS = 600.0
 """The seconds for which a slot is left out; each further failure doubles this time."""
@@ -47,7 +47,7 @@ class ElasticSlots:
     Args:
         spec: The description of the job.
         events: The queue that gets an event when a backup is saved and slots can be added.
-        screen: The output that says what the launcher waits for.
+        screen: The output for messages, such as the hosts that the launcher waits for.
         seats: The seats of machines that join; None if no machine can join.
 
     Raises:
@@ -66,7 +66,8 @@ class ElasticSlots:
         self._least, self._most = least, most
         self._events, self._screen, self._seats = events, screen, seats
         slots = place(None, spec.hosts) if spec.hosts else ()
-        if len(slots) < self._most:  # otherwise all slots of the hosts are kept, also spare ones
+        # If the hosts have more slots than the job needs, the spare slots are kept, too.
+        if len(slots) < self._most:
             slots = listed(spec)
         self._slots = list(slots)
         self._down = {slot.host for slot in slots if slot.host is not None}
@@ -101,7 +102,7 @@ class ElasticSlots:
         return self._numbered()
 
     def describe(self) -> str:
-        """Returns how many workers continue, from where, and which hosts are left out."""
+        """Returns a message: how many workers continue, from which step, without which slots."""
         at = "its last backup, if there is one"
         if self._backup is not None:
             epoch, batches = self._backup
@@ -114,15 +115,15 @@ class ElasticSlots:
         return said + (f"; left out since they failed again: {', '.join(failing)}" * bool(failing))
 
     def learn(self, result: AttemptResult) -> None:
-        """Learns from the end of an attempt which slots failed."""
+        """Counts the failures of slots in an attempt, and leaves out slots that fail again."""
         if not result.failed:
             return
         endings = result.endings
         consequences = (0, ExitCode.LOST_WORKER, ExitCode.PREEMPTED)
         failed = [each for each in endings if not each.stopped and each.exit_code]
         to_blame = [each for each in failed if each.exit_code not in consequences]
-        # A worker that hangs does not fail by itself. The other workers report the worker as lost,
-        # and the launcher kills the worker.
+        # A worker that hangs does not fail by itself: the other workers report it as lost, and the
+        # launcher kills it. So if no worker has failed by itself, the killed workers are to blame.
         to_blame = to_blame or [each for each in endings if each.killed]
         for each in to_blame:
             slot = self._used[each.rank]
@@ -138,7 +139,10 @@ class ElasticSlots:
                 self._away_until[slot] = time.monotonic() + AWAY_SECONDS * 2**excess
 
     def heard_of_backup(self, attempt: int, epoch: int, batches: int, epochs: int) -> None:
-        """Handles a worker's report of a backup, after which waiting workers may be added."""
+        """Handles a worker's report of a backup; asks for a restart if workers can be added.
+
+        The failures of the slots in use no longer count, because the job has made progress.
+        """
         self._backup = epoch, batches
         for slot in self._used:
             del self._failures[slot]
@@ -153,9 +157,13 @@ class ElasticSlots:
             threading.Thread(target=self._ask_beside, daemon=True).start()
 
     def _usable(self, answering: Collection[str] = ()) -> list[Slot]:
-        """Returns the usable slots, with recently failed slots only if they are needed."""
+        """Returns the usable slots, with recently failed slots only if there are too few others.
+
+        A host that was down is usable if it is in `answering`.
+        """
         down = self._down.difference(answering)
-        with self._joining:  # several threads receive reports, and call this method
+        # Each worker's reports arrive on a thread of their own, so several threads may be here.
+        with self._joining:
             seats = [] if self._seats is None else self._seats.waiting()
             self._slots += [slot for slot in seats if slot not in self._slots]
         there = [
@@ -170,7 +178,7 @@ class ElasticSlots:
         return ready + away[: max(self._least - len(ready), 0)]
 
     def _numbered(self) -> tuple[Slot, ...]:
-        """Returns the used slots with the ranks that they have in the attempt."""
+        """Returns the chosen slots, with the ranks of their workers in the next attempt."""
         sizes = Counter(slot.host for slot in self._used)
         numbers = defaultdict[str | None, Iterator[int]](itertools.count)
         numbered: list[Slot] = []
@@ -195,5 +203,5 @@ class ElasticSlots:
             self._asking.release()
 
     def _ask(self, hosts: Collection[str]) -> set[str]:
-        """Asks the hosts; returns the hosts that answer."""
+        """Runs a command on the hosts by ssh; returns the hosts on which the command succeeds."""
         return start.run_on(hosts, ("true",), _ANSWER_SECONDS)

@@ -66,7 +66,7 @@ class WarmProcesses:
         self._running: dict[str | None, Worker] = {}
 
     def name(self, slot: Slot) -> str:
-        """Returns the name of the warm process for a slot; empty if there is none."""
+        """Returns the name of the socket of a slot's warm process; "" if the slot has none."""
         _, script, *_ = *self._spec.command, ""
         is_script = script == "-m" or script.endswith(".py")
         is_elastic = self._spec.min_workers is not None and slot.connection is None
@@ -100,7 +100,10 @@ class WarmProcesses:
 
 
 def fork_workers(listener: socket.socket, environment: Environment) -> tuple[Order, list[int]]:
-    """Forks a worker for each order; returns the order and its files, but only in the worker."""
+    """Forks a worker for each supervisor that connects, until this process is killed.
+
+    Returns only in the forked workers: the worker's order, and the open files that it gets.
+    """
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # so that ended children do not stay as zombies
     while True:
         connection, _ = listener.accept()
@@ -112,7 +115,7 @@ def fork_workers(listener: socket.socket, environment: Environment) -> tuple[Ord
 
 def _fork_and_stay(connection: socket.socket, environment: Environment) -> tuple[Order, list[int]]:
     """Forks a worker and stays as its parent; returns only in the worker."""
-    os.setpgid(0, 0)  # a new group, because the end of the warm process ends its whole group
+    os.setpgid(0, 0)  # A new group: the group of the warm process is killed when the latter ends.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     if peer_user(connection) != os.getuid():
         os._exit(1)
@@ -181,7 +184,8 @@ def _start_anew_if_set(command: list[str], imported: Collection[str]) -> None:
         frame = None if frame is None else frame.f_back
         while frame is not None and _package(frame) in sys.stdlib_module_names:
             frame = frame.f_back
-        # Only variables that the script sets matter: a framework sets its own in any process.
+        # Only variables that the script sets matter. A framework sets its own variables in the same
+        # way in a process that was not forked.
         if frame is not None and _package(frame) not in imported:
             os.execv(command[0], command)
 
@@ -201,7 +205,7 @@ def main() -> None:
         sys.path.insert(0, str(Path.cwd()) if is_module else str(Path(script[0]).resolve().parent))
     backend, loaded = backend_choice().name, frameworks.split(",")
     if backend not in loaded:
-        return  # the script chooses another backend
+        return  # the script chooses another backend, so its workers could not use this process
     modules = "keras", *_OURS, f"kerasdist.backends.{backend}.backend"
     if backend == "torch" and any(Path(each).exists() for each in _GPU_DRIVERS):
         modules = ()  # on PyTorch, an import of Keras would open the GPUs
