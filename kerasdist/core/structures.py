@@ -24,7 +24,7 @@ class Arguments(NamedTuple):
         return cls(tuple(args), dict(kwargs or {}))
 
     def call(self, function: Callable[..., Any], *first: object) -> Any:
-        """Calls a function with `first` and these arguments."""
+        """Calls a function with the positional arguments `first`, followed by these arguments."""
         return function(*first, *self.args, **self.kwargs)
 
 
@@ -53,7 +53,7 @@ def map_leaves(function: Callable[[Any], Any], structure: object) -> Any:
 
 
 def transpose(structures: Sequence[Any], merged: Callable[[Sequence[Any]], Any]) -> Any:
-    """Merges structures of the same form, one per replica, by `merged` at each leaf."""
+    """Merges one structure per replica into one; `merged` gets the replicas' values of a leaf."""
     first = structures[0]
     if isinstance(first, dict):
         _check(structures, lambda one: isinstance(one, dict) and one.keys() == first.keys())

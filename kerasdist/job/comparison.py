@@ -189,7 +189,7 @@ STEPS_BEYOND = 20
 MAX_CHANGES = 64
 
 
-# The advice at the end of a message.
+# The advice at the end of a message about workers whose batches differ.
 ADVICE = (
     "All workers read the same data, and each takes its rows of every batch. If each worker has "
     "data of its own, pass a dataset with InputOptions(auto_shard_policy=AutoShardPolicy.OFF)"
