@@ -30,7 +30,7 @@ TESTED = {
     "jax": ("0.8.2", "0.10.2", "0.12.0.1"),
     "torch": ("2.9.0", "2.13.0", "2.14.1", "2.15.0"),
 }
-"""The releases that docs/versions.md lists as passed; nightly builds are left out."""
+"""The releases that pass the tests according to docs/versions.md, without nightly builds."""
 
 WANT_PROCESS_A_DEVICE = ("torch",)
 """The backends on which one process for each GPU is faster than one process for all GPUs."""

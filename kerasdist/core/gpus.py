@@ -281,7 +281,7 @@ def _named(found: Sequence[Sequence[Gpu]], entry: str) -> Gpu | None:
         return found[number][:2][-1] if number < len(found) else None
     if not entry.startswith(("GPU-", _MIG)):
         return None
-    # A UUID may be shortened to its first digits, if they fit one GPU only.
+    # A UUID may be shortened to its first digits, if no other GPU's UUID begins with them.
     same = [(gpus, gpu) for gpus in found for gpu in gpus if gpu.uuid.startswith(entry)]
     if len(same) != 1:
         return None
@@ -327,7 +327,7 @@ def _amd(root: Path) -> Iterator[Gpu]:
                 continue  # the node is a CPU, or a GPU of another container
             banks = [_properties(bank) for bank in node.glob("mem_banks/*/properties")]
             name = (node / "name").read_text(encoding="utf-8").strip()
-        except OSError:  # a GPU of another job, which this process may not read
+        except OSError:  # a GPU of another job, whose files this process may not read
             continue
         serial = facts.get("unique_id")  # some GPUs have no id
         place = f"{platform.node()}/{facts.get('domain', 0)}/{facts['location_id']:08x}"

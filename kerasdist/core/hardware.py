@@ -38,7 +38,7 @@ class Chip:
         link_latency: Seconds that one hop over a fast link takes.
         sources: Where the numbers come from.
         usable: The fraction of the memory that JAX takes by default.
-        domain: How many chips the fast links connect: GPUs of a machine, TPU chips of a slice.
+        domain: How many chips fast links can connect: the GPUs of a machine, the TPUs of a slice.
         axes: The number of dimensions of the torus that a slice of TPUs forms; 0 if a switch
             connects the chips.
         base_latency: The seconds that the smallest collective takes.
@@ -283,7 +283,7 @@ class Target:
 
     @property
     def domain(self) -> int:
-        """How many of the accelerators the fast links connect."""
+        """The number of accelerators in a machine or slice, in which fast links connect them."""
         return self.shape[1] if self.chip.platform == "cuda" else math.prod(self.shape)
 
     @property

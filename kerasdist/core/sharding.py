@@ -107,7 +107,7 @@ class Sharding:
 
 
 def is_small(sharding: object, shape: Sequence[int]) -> bool:
-    """Returns whether a variable is so small that `offload` leaves it on the device."""
+    """Returns whether a variable is too small to be moved to the host's memory by `offload`."""
     least = sharding.min_size if isinstance(sharding, Sharding) else DEFAULT_MIN_SIZE
     return math.prod(shape) < least
 
@@ -139,7 +139,7 @@ class Region:
 
     @classmethod
     def along(cls, shape: Sequence[int], axis: int, begin: int, end: int) -> Region:
-        """Returns the region of a shard along one axis."""
+        """Returns the region of a shard that has the indices `begin` to `end - 1` of one axis."""
         inner = math.prod(shape[axis + 1 :])
         return cls(math.prod(shape[:axis]), begin * inner, end * inner)
 

@@ -20,7 +20,7 @@ class Arguments(NamedTuple):
 
     @classmethod
     def of(cls, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Arguments:
-        """Returns copies of a user's arguments, positional and by keyword."""
+        """Returns the arguments of a user's call, in a new tuple and a new dict."""
         return cls(tuple(args), dict(kwargs or {}))
 
     def call(self, function: Callable[..., Any], *first: object) -> Any:

@@ -199,7 +199,9 @@ class WorkerBatches(keras_compat.DataAdapter):
     worker whose data have ended yields batches without rows until all workers' data have ended.
     """
 
-    builtin_prefetch = True  # Keras 3.12 on JAX would otherwise copy batches to a device
+    # kerasdist places batches by itself. Without this attribute, Keras 3.12 on JAX would copy each
+    # batch to a device before that.
+    builtin_prefetch = True
     # Keras gets no batch size, because sizes may differ between steps and workers.
     batch_size = has_partial_batch = partial_batch_size = None
 

@@ -76,7 +76,7 @@ class DistributedDataset(EarlierNames, abc.ABC):
 
     @abc.abstractmethod
     def _local_batches(self) -> Iterator[Sequence[Any]]:
-        """Yields, for each batch, one structure per replica of this process."""
+        """Yields, for each batch, the local batches of the replicas of this process."""
 
     @abc.abstractmethod
     def _batches(self) -> Iterator[Any]:

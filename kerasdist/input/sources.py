@@ -150,7 +150,7 @@ def every_nth_of_loader(loader: Any, step: int, first: int) -> Any | None:
     every = getattr(loader, name)
     own_part = EveryNth(lambda: iter(every), lambda: len(every), step, first)
     object.__setattr__(own, name, own_part)
-    # If torch's workers persist, the loader stores its iterator, which the copy must not use.
+    # With `persistent_workers`, a DataLoader stores its iterator. The copy must make its own.
     object.__setattr__(own, "_iterator", None)
     return own
 

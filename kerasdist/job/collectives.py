@@ -37,7 +37,7 @@ ADVICE = (
     "message shows what is sent and how, the function of kerasdist, and the line of your code."
 )
 
-# Parts of the names of files that frameworks generate.
+# Frameworks generate files of code from user code. The names of such files contain these parts.
 _GENERATED = ("__autograph_generated", "torchinductor")
 
 
