@@ -17,13 +17,14 @@ _most_at_once: int | Literal["auto"] | None = None
 
 
 def set_logical_cpu_devices(count: int) -> None:
-    """Prepares several CPU devices, to try a strategy on a machine without accelerators.
+    """Sets the number of CPU devices, to try a strategy on a machine without accelerators.
 
     The devices share the machine's cores. On JAX and TensorFlow this function must be called before
     the framework starts, that is before the first model, tensor or random seed; on PyTorch it can
-    be called at any time. The environment variable ``KERASDIST_CPU_DEVICES`` prepares this number
-    of devices when the first strategy is made. With this variable, a strategy that is given no
-    device names uses CPUs even if the machine has GPUs.
+    be called at any time. You can give the number in the environment variable
+    ``KERASDIST_CPU_DEVICES`` instead: the devices are then set up when the first strategy is made.
+    With this variable, a strategy that is given no device names uses CPUs even if the machine has
+    GPUs.
 
     Args:
         count: The number of devices, at least 1.
@@ -46,7 +47,7 @@ def wants_cpu_devices() -> bool:
 
 
 def apply_cpu_devices_variable() -> None:
-    """Prepares the number of CPU devices that ``KERASDIST_CPU_DEVICES`` sets."""
+    """Sets up as many CPU devices as ``KERASDIST_CPU_DEVICES`` says, if the variable is set."""
     text = os.environ.get(CPU_DEVICES_VARIABLE)
     if not text:
         return
@@ -101,13 +102,13 @@ def draws() -> Draws:
 def set_most_examples_at_once(count: int | Literal["auto"] | None) -> None:
     """Sets how many examples a replica computes at once in training.
 
-    If a replica has more examples, a step calls the model several times, each time for some of the
-    rows. Such a call is a pass. The loss, the metrics and the single update of the weights use all
-    examples, so the results do not change. Passes save memory for activations. This helps, for
-    example, if a job starts with fewer workers, because each worker then has more rows of the
-    global batch. Set the number of examples that fits on one device; a step then makes as many
-    passes as its replicas need. A pass stores only its inputs and outputs, and its activations are
-    computed again for the gradients, so a step takes a third more time.
+    If a replica has more than `count` examples, a step calls the model several times, each time for
+    some of the rows. Such a call is a pass. The loss, the metrics and the single update of the
+    weights use all examples, so the results do not change. Passes save memory for activations. This
+    helps, for example, if a job starts with fewer workers, because each worker then has more rows
+    of the global batch. Set the number of examples that fits on one device; a step then makes as
+    many passes as its replicas need. A pass stores only its inputs and outputs, and its activations
+    are computed again for the gradients, so a step takes a third more time.
 
     On PyTorch, dropout without a seed draws new random numbers in each pass. These numbers depend
     on the number of passes, just as they depend on the number of replicas. A user-defined layer
@@ -115,9 +116,9 @@ def set_most_examples_at_once(count: int | Literal["auto"] | None) -> None:
 
     The following raise an error, most of them because they need rows outside of the pass:
 
-    - on all backends, training with `BatchNormalization`, losses that layers add, and random draws
-      with a seed or other state that a call of the model changes;
-    - on JAX and TensorFlow, all random draws;
+    - on all backends, training with `BatchNormalization`, losses that layers add, layers that draw
+      random numbers with a seed, and any other layer whose variables a call of the model changes;
+    - on JAX and TensorFlow, any random numbers that a call of the model draws;
     - on PyTorch and TensorFlow, ``jit_compile=True``;
     - on PyTorch, ``sharding="full"``, and `set_draws("global")` with layers that draw random
       numbers.
@@ -125,9 +126,10 @@ def set_most_examples_at_once(count: int | Literal["auto"] | None) -> None:
     With ``"auto"`` kerasdist finds the number by trial steps, before the first step of `fit`. The
     first trial step computes all examples of a replica at once. As long as a trial step runs out of
     memory on any worker, kerasdist halves the number. Later calls of `fit` use the number that was
-    found. A backup stores the number, too, for a restart with the same number of replicas. If
-    kerasdist can tell beforehand that the model cannot be computed in passes, it takes no trial
-    step, and the model trains as with None. In custom loops no trial steps are taken.
+    found. Backups of the training store the number, too, and a restart with the same number of
+    replicas uses the stored number. If kerasdist can tell beforehand that the model cannot be
+    computed in passes, it takes no trial step, and the model trains as with None. In custom loops
+    no trial steps are taken.
 
     All workers must call this function with the same value, before the first step.
 

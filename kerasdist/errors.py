@@ -12,7 +12,7 @@ class KerasdistError(Exception):
 
 
 class DeviceError(KerasdistError, ValueError):
-    """A device is unknown, named twice or missing, or devices were prepared too late."""
+    """A device is unknown, missing or named twice, or CPU devices were set up too late."""
 
 
 class ScopeError(KerasdistError, RuntimeError):
@@ -52,7 +52,7 @@ class NotOneDeviceError(KerasdistError, ValueError):
 
 
 class ClusterError(KerasdistError, ValueError):
-    """The environment does not describe one cluster, or its variables contradict each other."""
+    """The environment variables do not describe a cluster, or contradict each other."""
 
 
 class JobError(KerasdistError, RuntimeError):

@@ -20,8 +20,8 @@ _INSTEAD = {
 class ClusterSpec:
     """The tasks of a cluster by job, modelled on ``tf.train.ClusterSpec``.
 
-    A job is a group of tasks of one type, such as ``"worker"``. An address is None if the
-    environment contains only the number of workers.
+    A job is a group of tasks of one type, such as ``"worker"``. An address is None if
+    the environment variables of the job give only the number of workers.
 
     Example::
 
@@ -31,15 +31,15 @@ class ClusterSpec:
     Source: https://www.tensorflow.org/api_docs/python/tf/train/ClusterSpec
 
     Args:
-        cluster: Addresses ``host:port`` by job, as a list or as a mapping from the task's number;
-            or another `ClusterSpec`.
+        cluster: For each job, the addresses ``host:port`` of its tasks: a list, or a mapping from
+            the numbers of the tasks to their addresses. Or another `ClusterSpec`.
 
     Raises:
         TypeError: If `cluster` has another form.
     """
 
     def __init__(self, cluster: Any) -> None:
-        if hasattr(cluster, "as_dict"):  # one of this class, or a tf.train.ClusterSpec
+        if hasattr(cluster, "as_dict"):  # a ClusterSpec of kerasdist or of TensorFlow
             cluster = cluster.as_dict()
         if not isinstance(cluster, Mapping):
             raise TypeError(
@@ -151,7 +151,7 @@ def _addresses(job: str, tasks: object) -> tuple[str | None, ...]:
 def place_of(
     cluster: ClusterSpec, task_type: str, task_id: int, source: str
 ) -> tuple[int, tuple[str, ...]]:
-    """Returns the rank of a task, and the addresses by rank: the chief first, then workers."""
+    """Returns the rank of a task, and the addresses of all tasks by rank; the chief has rank 0."""
     refused = task_type if task_type in _INSTEAD else "ps" if "ps" in cluster.jobs else None
     if refused is not None:
         raise UnsupportedError(

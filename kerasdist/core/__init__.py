@@ -1,3 +1,3 @@
-"""Code that the rest of kerasdist is built on; it needs neither Keras nor a framework."""
+"""Code that all other packages of kerasdist use, and that needs neither Keras nor a framework."""
 
 __version__ = "0.1.0"

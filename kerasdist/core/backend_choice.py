@@ -30,7 +30,7 @@ TESTED = {
     "jax": ("0.8.2", "0.10.2", "0.12.0.1"),
     "torch": ("2.9.0", "2.13.0", "2.14.1", "2.15.0"),
 }
-"""The releases that docs/versions.md lists as passed; nightly builds are left out."""
+"""The releases that pass the tests according to docs/versions.md, without nightly builds."""
 
 WANT_PROCESS_A_DEVICE = ("torch",)
 """The backends on which one process for each GPU is faster than one process for all GPUs."""
@@ -47,7 +47,7 @@ _DISTRIBUTIONS = {
 @final
 @dataclass(frozen=True)
 class BackendChoice:
-    """The backend that Keras would take.
+    """The backend that Keras chooses when it is imported.
 
     Attributes:
         name: The backend's name, as the environment variable or Keras's configuration file spells
@@ -86,7 +86,7 @@ class BackendChoice:
 
 
 def backend_choice(environ: Mapping[str, str] = os.environ) -> BackendChoice:
-    """Returns the backend in the environment variable, else in Keras's file, else TensorFlow."""
+    """Returns the backend that KERAS_BACKEND names, else the one in keras.json, else TensorFlow."""
     if environ.get(VARIABLE):
         return BackendChoice(environ[VARIABLE], VARIABLE)
     home = environ.get("KERAS_HOME")
@@ -109,7 +109,7 @@ def is_installed(package: str) -> bool:
 
 
 def untested(backend: str) -> list[str]:
-    """Returns the untested ones of Keras and the framework, each with its version."""
+    """Returns the name and version of Keras and of the framework, if that version is untested."""
     found = {name: framework_version(name) for name in ("keras", backend)}
     return [
         f"{name} {version}"
@@ -127,7 +127,7 @@ def framework_version(name: str) -> str | None:
 
 
 def distributions(package: str) -> dict[str, Distribution]:
-    """Returns a package's installed distributions by name; Python imports the first of them."""
+    """Returns a package's installed distributions by name; the first is the one Python imports."""
     found: list[tuple[int, str, Distribution]] = []
     for name in _DISTRIBUTIONS.get(package, (package,)):
         try:
@@ -147,9 +147,9 @@ def folder_of(distribution: Distribution) -> Path:
 
 @functools.cache
 def floors() -> dict[str, str]:
-    """Returns the lowest versions that pyproject.toml declares, by package.
+    """Returns the lowest versions of Keras and the frameworks that kerasdist declares to need.
 
-    Returns an empty dict in a checkout that is not installed.
+    Returns an empty dict if kerasdist runs from a checkout that is not installed.
     """
     from packaging.requirements import Requirement  # imported here, since this import takes 10 ms
 

@@ -83,11 +83,10 @@ class ReplicaLike:
     num_replicas_in_sync: int
     # The replica's `Collectives`.
     collectives: Any
-    # The replica's `LocalBatch` in a step of `fit`, `evaluate` or `predict`; None in a custom loop,
-    # which follows tf.distribute's rules.
+    # The replica's `LocalBatch` in a step of `fit`, `evaluate` or `predict`; None in a custom loop.
     local_batch: Any = field(default=None, repr=False)
-    # For the id of each layer: the layer, and the losses that the layer added in this replica.
-    # Keras stores such losses in the layer itself, but all replicas share the layer.
+    # Maps the id of a layer to the layer, and to the losses that the layer added in this replica by
+    # `add_loss`. Keras stores such losses in the layer itself, but all replicas share the layer.
     layer_losses: dict[int, tuple[Any, list[Any]]] = field(
         default_factory=dict[int, Any], repr=False
     )
@@ -107,12 +106,13 @@ class Current(threading.local):
         scopes: The strategies whose scopes are open, the innermost last.
         replicas: The contexts of replicas that this thread has entered, the innermost last.
             `get_replica_context` returns the last one. An entry of None stands for cross-replica
-            code that a replica has called. `whole_step` adds an entry to this list, but leaves
-            `replica` None.
-        placements: The `Placement` objects that are open, the innermost last.
-        draws_for_all: Whether a replica draws random numbers for all rows of the global batch.
-        issued_for: While this thread issues a collective for another thread, the code of that
-            thread, which the record of collectives names; otherwise "".
+            code that a replica has called by `merge_call`. `whole_step` adds an entry to this
+            list, but leaves `replica` None.
+        placements: The `Placement` contexts that this thread has entered, the innermost last.
+        draws_for_all: Whether a replica draws random numbers for all rows of the global batch, as
+            after `kerasdist.config.set_draws("global")`.
+        issued_for: If this thread issues a collective that the code of another thread asks for: a
+            text that names that code, for the record of collectives. Otherwise "".
         set_scope: The scope that `kerasdist.experimental_set_strategy` has opened, or None.
     """
 
@@ -247,7 +247,7 @@ def placements_left() -> Generator[None]:
 
 
 def enclosing_replica() -> ReplicaLike | None:
-    """Returns the replica whose code called this code, directly or by `merge_call`, or None."""
+    """Returns the replica whose code called this code, even through `merge_call`, or None."""
     for context in reversed(current.replicas):
         if context is not None:
             return context

@@ -1,8 +1,8 @@
 """Names of `tf.distribute` that kerasdist does not have, with the code to write instead.
 
-There is a table for names that have a new name, a table for names without a new name, and a table
-for arguments. A renamed attribute is found under its earlier name. For any other earlier name,
-`hasattr` is False, and the error says what to write instead.
+There is a table of names that have another name in kerasdist, a table of names that have none, and
+a table of arguments that kerasdist does not have. A renamed attribute is found under its earlier
+name. For any other earlier name, `hasattr` is False, and the error says what to write instead.
 """
 
 from __future__ import annotations

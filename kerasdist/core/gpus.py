@@ -27,7 +27,7 @@ ORDER = "CUDA_DEVICE_ORDER"
 _INDEX = re.compile(r"\d+")
 _MIG = "MIG-"
 _NAME = re.compile(r"\d|GPU-|MIG-")
-# The numbers with which AMD's driver marks memory that is on a GPU.
+# The values of `heap_type` by which AMD's driver says that a bank of memory is on a GPU.
 _OF_GPU = (1, 2)
 
 
@@ -116,7 +116,7 @@ class Watch:
 
 
 def are_named(environ: Mapping[str, str]) -> bool:
-    """Returns whether an environment variable names GPUs for a process, existing or not."""
+    """Returns whether an environment variable selects GPUs, whether or not these GPUs exist."""
     return any(_NAME.match(environ.get(variable, "").strip()) for variable in (CUDA, HIP, ROCR))
 
 
@@ -216,14 +216,14 @@ def own_share(seen: Sequence[tuple[str, Sequence[str]]], rank: int) -> list[str]
 
 
 def divide(environ: Mapping[str, str], workers: int) -> list[dict[str, str]]:
-    """Returns, for each worker here, environment variables that hide the other workers' GPUs.
+    """Returns environment variables for each worker of this machine: they hide others' GPUs.
 
     With these variables a script cannot use another worker's GPUs, even before the
     script makes a strategy. If there are fewer GPUs than workers, no variable is returned, and the
     strategy raises an error.
 
     Args:
-        environ: The workers' environment variables, without those that are to be returned.
+        environ: The environment variables that the workers have before the returned ones are set.
         workers: How many workers this machine has.
     """
     if workers < 2:
@@ -255,10 +255,11 @@ def _library() -> Any:
 
 
 def _selected(found: Sequence[Sequence[Gpu]], text: str | None) -> tuple[Gpu, ...]:
-    """Returns the GPUs that a variable names; the first unknown name ends the list, as in CUDA.
+    """Returns the GPUs that `text`, such as the value of ``CUDA_VISIBLE_DEVICES``, selects.
 
-    `found` has a sequence for each GPU: the GPU and then its MIG devices. As in CUDA, the name of a
-    GPU with MIG devices stands for the first MIG device.
+    `found` has a sequence for each GPU: the GPU and then its MIG devices. As in CUDA, the first
+    unknown name ends the list, and the name of a GPU with MIG devices stands for the first MIG
+    device.
     """
     if text is None:
         return tuple(gpus[:2][-1] for gpus in found)
@@ -280,7 +281,7 @@ def _named(found: Sequence[Sequence[Gpu]], entry: str) -> Gpu | None:
         return found[number][:2][-1] if number < len(found) else None
     if not entry.startswith(("GPU-", _MIG)):
         return None
-    # A UUID may be shortened to its first digits, if they fit one GPU only.
+    # A UUID may be shortened to its first digits, if no other GPU's UUID begins with them.
     same = [(gpus, gpu) for gpus in found for gpu in gpus if gpu.uuid.startswith(entry)]
     if len(same) != 1:
         return None
@@ -303,7 +304,7 @@ def _parts(handle: object) -> Iterator[Gpu]:
     count = ask("nvmlDeviceGetMaxMigDeviceCount", handle) if mode and mode[0] else None
     for index in range(count or 0):
         part = ask("nvmlDeviceGetMigDeviceHandleByIndex", handle, index)
-        if part is not None:  # a GPU may have fewer MIG devices
+        if part is not None:  # the GPU may have fewer MIG devices than its maximum
             yield _described(part)
 
 
@@ -323,10 +324,10 @@ def _amd(root: Path) -> Iterator[Gpu]:
             facts = _properties(node / "properties")
             minor = facts.get("drm_render_minor", 0)
             if not facts.get("simd_count") or not (root / f"dev/dri/renderD{minor}").exists():
-                continue  # a CPU, or a GPU of another container
+                continue  # the node is a CPU, or a GPU of another container
             banks = [_properties(bank) for bank in node.glob("mem_banks/*/properties")]
             name = (node / "name").read_text(encoding="utf-8").strip()
-        except OSError:  # a GPU of another job, which this process may not read
+        except OSError:  # a GPU of another job, whose files this process may not read
             continue
         serial = facts.get("unique_id")  # some GPUs have no id
         place = f"{platform.node()}/{facts.get('domain', 0)}/{facts['location_id']:08x}"

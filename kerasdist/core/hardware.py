@@ -26,7 +26,7 @@ class Chip:
     """One kind of accelerator, and how several of them are connected.
 
     Attributes:
-        name: The chip's name as `--devices` spells it.
+        name: The chip's name in the option `--devices` of ``kerasdist plan``.
         title: The chip's name as its maker spells it.
         platform: The name of XLA's compiler for this chip: ``"cuda"`` or ``"tpu"``.
         memory: Bytes of memory of a chip.
@@ -38,7 +38,7 @@ class Chip:
         link_latency: Seconds that one hop over a fast link takes.
         sources: Where the numbers come from.
         usable: The fraction of the memory that JAX takes by default.
-        domain: How many chips the fast links connect: GPUs of a machine, TPU chips of a slice.
+        domain: How many chips fast links can connect: the GPUs of a machine, the TPUs of a slice.
         axes: The number of dimensions of the torus that a slice of TPUs forms; 0 if a switch
             connects the chips.
         base_latency: The seconds that the smallest collective takes.
@@ -173,9 +173,9 @@ def _tpu(name: str) -> Chip:
 
 
 CHIPS = {**{name: _gpu(name) for name in _GPUS}, **{name: _tpu(name) for name in _TPUS}}
-"""The accelerators that a plan can be made for, by name."""
+"""The accelerators for which ``kerasdist plan`` can predict memory and time, by name."""
 
-_OTHERS = {"pcie", "nvl", "mig"}  # in names of slower models and of MIG devices
+_OTHERS = {"pcie", "nvl", "mig"}  # words in the names of slower models and of MIG devices
 
 
 def chip_of(name: str) -> Chip | None:
@@ -283,7 +283,7 @@ class Target:
 
     @property
     def domain(self) -> int:
-        """How many of the accelerators the fast links connect."""
+        """The number of accelerators in a machine or slice, in which fast links connect them."""
         return self.shape[1] if self.chip.platform == "cuda" else math.prod(self.shape)
 
     @property
@@ -294,7 +294,7 @@ class Target:
 
 
 def parse_target(text: str) -> Target:
-    """Reads the value of `--devices`.
+    """Returns the accelerators that the option `--devices` of ``kerasdist plan`` names.
 
     Raises:
         DeviceError: If the text names no accelerators that a plan can be made for.

@@ -13,7 +13,7 @@ _Entry = TypeVar("_Entry")
 
 @final
 class VariableTable(Generic[_Entry]):
-    """A table with an entry per variable; the entry is removed when the variable is deleted."""
+    """A table with an entry per variable, which is removed when the variable no longer exists."""
 
     def __init__(self) -> None:
         """Makes an empty table."""
@@ -50,7 +50,7 @@ _strategies: weakref.WeakSet[StrategyLike] = weakref.WeakSet()
 
 
 def remember(strategy: StrategyLike) -> None:
-    """Records a strategy, if it has several replicas."""
+    """Records a strategy of several replicas, so that `unused_strategy` can find it."""
     if strategy.num_replicas_in_sync > 1:
         _strategies.add(strategy)
 

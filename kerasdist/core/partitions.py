@@ -217,7 +217,7 @@ class DeviceAssignment(EarlierNames):
                 f"topology. Received: num_replicas={num_replicas}{fit}, computation_shape="
                 f"{shape.tolist()}, computation_stride={stride.tolist()}, topology={topology}."
             )
-        if topology.missing_devices.size:  # some blocks would lack devices
+        if topology.missing_devices.size:  # the mesh has gaps, so replicas take devices in order
             chips = topology.device_coordinates.reshape(-1, 4)[: num_replicas * math.prod(shape)]
             return cls(topology, chips.reshape(num_replicas, -1, 4))
         return cls(topology, blocks[:num_replicas])

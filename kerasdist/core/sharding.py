@@ -88,7 +88,8 @@ class Sharding:
         Args:
             shape: The shape of the variable.
             replicas: How many replicas divide the variable.
-            wanted: An axis that is preferred to the largest one, if `wanted` can be split evenly.
+            wanted: An axis to take in place of the largest one, if its size is a multiple of
+                `replicas`.
         """
         even = [axis for axis, size in enumerate(shape) if size and size % replicas == 0]
         if self.is_small(shape) or not even:
@@ -106,7 +107,7 @@ class Sharding:
 
 
 def is_small(sharding: object, shape: Sequence[int]) -> bool:
-    """Returns whether a variable is so small that `offload` leaves it on the device."""
+    """Returns whether a variable is too small to be moved to the host's memory by `offload`."""
     least = sharding.min_size if isinstance(sharding, Sharding) else DEFAULT_MIN_SIZE
     return math.prod(shape) < least
 
@@ -117,7 +118,7 @@ class Region:
     """The elements of a variable that belong to a shard.
 
     The variable's elements are seen as a matrix with equal rows. The shard has the same range of
-    columns of each row. If the flattened values are sharded, the matrix has one row. If the
+    columns in each row. If the flattened values are sharded, the matrix has one row. If the
     variable is sharded along an axis, the number of rows is the product of the sizes of the axes
     before that axis.
 
@@ -138,7 +139,7 @@ class Region:
 
     @classmethod
     def along(cls, shape: Sequence[int], axis: int, begin: int, end: int) -> Region:
-        """Returns the region of a shard along one axis."""
+        """Returns the region of a shard that has the indices `begin` to `end - 1` of one axis."""
         inner = math.prod(shape[axis + 1 :])
         return cls(math.prod(shape[:axis]), begin * inner, end * inner)
 
@@ -159,8 +160,8 @@ class HeldShard:
         read: A function that returns the shard's elements, as a NumPy array of any shape.
         write: A function that replaces the shard's elements by the elements of a NumPy array of any
             shape.
-        is_first: Whether this worker holds the first copy of the shard, if other workers hold
-            copies too. Backups save only the first copy.
+        is_first: Whether backups save the shard from this worker. If several workers hold copies of
+            the same shard, only one of them saves the shard.
         path: The path of the variable, for error messages.
     """
 

@@ -20,11 +20,11 @@ class Arguments(NamedTuple):
 
     @classmethod
     def of(cls, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Arguments:
-        """Returns copies of a user's arguments, positional and by keyword."""
+        """Returns the arguments of a user's call, in a new tuple and a new dict."""
         return cls(tuple(args), dict(kwargs or {}))
 
     def call(self, function: Callable[..., Any], *first: object) -> Any:
-        """Calls a function with `first` and these arguments."""
+        """Calls a function with the positional arguments `first`, followed by these arguments."""
         return function(*first, *self.args, **self.kwargs)
 
 
@@ -53,7 +53,7 @@ def map_leaves(function: Callable[[Any], Any], structure: object) -> Any:
 
 
 def transpose(structures: Sequence[Any], merged: Callable[[Sequence[Any]], Any]) -> Any:
-    """Merges structures of the same form, one per replica, by `merged` at each leaf."""
+    """Merges one structure per replica into one; `merged` gets the replicas' values of a leaf."""
     first = structures[0]
     if isinstance(first, dict):
         _check(structures, lambda one: isinstance(one, dict) and one.keys() == first.keys())

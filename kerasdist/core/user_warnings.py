@@ -16,7 +16,8 @@ _PATHS = ("stdlib", "purelib", "platlib", "scripts")
 LIBRARIES = (PACKAGE, *(f"{sysconfig.get_path(name)}{os.sep}" for name in _PATHS))
 """The folders of code that is not the user's: kerasdist, Python, installed packages."""
 
-# Code of these packages is not the user's. Code of any other installed package may be the user's.
+# `warn_user` skips the frames of these packages. Code of any other installed package may be the
+# user's own.
 _PACKAGES = frozenset(
     ("kerasdist", "keras", "tensorflow", "torch", "jax", "contextlib", "functools", "threading")
 )

@@ -35,7 +35,8 @@ def replacing(path: str | os.PathLike[str], *, survives: bool = True) -> Generat
         return
     path = Path(os.path.realpath(path))  # a link's target is replaced, not the link itself
     # The temporary name ends like `path`, because Keras chooses the format by the extension. The
-    # name includes the process and the thread, because several threads may write to `path`.
+    # name includes the numbers of the process and the thread, because other processes and threads
+    # may write a file for the same `path` at the same time.
     writer = f"{os.getpid()}-{threading.get_native_id()}"
     unfinished = path.with_name(f"unfinished-{writer}-{path.name}")
     _unfinished.add(str(unfinished))

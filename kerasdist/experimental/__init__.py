@@ -24,7 +24,7 @@ def preempt(
     workers save a backup and end their scripts with exit code 76
     (`kerasdist.job.interruption.ExitCode` ``.PREEMPTED``). A restarted run continues exactly at
     that batch. Outside of `fit` the signal ends the process at once, with exit code 128 plus the
-    signal's number. A second signal has the same effect.
+    signal's number. So does a second signal during `fit`.
 
     After every batch, the workers ask each other whether one of them got a signal. This costs a
     fraction of a millisecond.
@@ -37,7 +37,7 @@ def preempt(
 
     Args:
         backup: The `BackupAndRestore` callback of the `fit` that the signal shall end.
-        signals: The signals that have this effect.
+        signals: The signals that end `fit`.
 
     Raises:
         ValueError: If this is not the main thread, because Python handles signals only there.

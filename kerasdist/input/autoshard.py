@@ -1,6 +1,7 @@
 """Selects the batches that a worker reads, if each worker reads a shard of the data.
 
-The workers exchange the sizes of their batches.
+In a step, workers may have different numbers of rows. So the workers exchange the sizes of their
+batches, to know the size of the global batch.
 """
 
 from __future__ import annotations
@@ -33,13 +34,16 @@ _NONE = object()
 @final
 @dataclass(frozen=True)
 class KnownSizes:
-    """How many rows a worker has in each step, for a dataset that knows its batch sizes.
+    """How many rows a worker has in each step, for a dataset whose batches have one known size.
+
+    Either each batch is divided among several steps, or a step takes several batches. In the second
+    case, this class treats the batches of one step as a single larger batch.
 
     Attributes:
-        batch: How many rows each step has, for the steps among which one batch is divided. No
-            number is 0. If instead a step takes several batches, these count as one batch here.
-        count: How many batches there are; None if the dataset is endless.
-        last: How many rows each step has, for the steps after these batches.
+        batch: The numbers of rows of the steps among which one batch is divided. No number is 0.
+        count: The number of batches; None if the dataset is endless.
+        last: The number of rows of a last step that takes fewer batches than the other steps; empty
+            if there is no such step.
         form: The types and shapes of the arrays in a row.
     """
 
@@ -50,7 +54,7 @@ class KnownSizes:
 
     @classmethod
     def of(cls, dataset: object, steps: int = 1, batches_a_step: int = 1) -> KnownSizes | None:
-        """Returns the sizes of a dataset's steps, None if the dataset does not know them.
+        """Returns the sizes of a worker's steps, None if the dataset does not know its batch sizes.
 
         Each batch is divided among `steps` steps, or each step takes `batches_a_step` batches.
         """
@@ -78,7 +82,7 @@ class OwnSource:
         length: For how many steps the shard has rows; None if that is not known.
         steps_a_batch: Among how many steps a batch is divided.
         everything: Starts an iteration over the whole dataset, to find the types and shapes of a
-            batch if the worker has no batch.
+            batch if this worker's shard has no batch.
         sizes: How many rows each step has; None if the dataset does not know that.
         serves_once: Whether the source can be iterated only once.
         pass_epochs: Skips a number of epochs before the next iteration; None if the source cannot
@@ -195,12 +199,14 @@ class WorkerBatches(keras_compat.DataAdapter):
     worker whose data have ended yields batches without rows until all workers' data have ended.
     """
 
-    builtin_prefetch = True  # Keras 3.12 on JAX would otherwise copy batches to a device
+    # kerasdist places batches by itself. Without this attribute, Keras 3.12 on JAX would copy each
+    # batch to a device before that.
+    builtin_prefetch = True
     # Keras gets no batch size, because sizes may differ between steps and workers.
     batch_size = has_partial_batch = partial_batch_size = None
 
     def __init__(self, source: OwnSource, job: Job) -> None:
-        """Stores the source of the batches. All workers must call this method."""
+        """Exchanges the lengths of the workers' shards. All workers must call this method."""
         self.source = source
         self._job = job
         known = None if source.sizes is None else asdict(source.sizes)
@@ -272,7 +278,7 @@ class WorkerBatches(keras_compat.DataAdapter):
                     )
 
     def form(self) -> Any:
-        """Returns a batch without rows, which shows the types and shapes."""
+        """Returns a batch without rows, which shows the types and shapes of a batch's arrays."""
         like = next(self.source.start(), _NONE)
         if like is _NONE:
             like = next(self.source.everything(), _NONE)

@@ -76,7 +76,7 @@ class DistributedDataset(EarlierNames, abc.ABC):
 
     @abc.abstractmethod
     def _local_batches(self) -> Iterator[Sequence[Any]]:
-        """Yields, for each batch, one structure per replica of this process."""
+        """Yields, for each batch, the local batches of the replicas of this process."""
 
     @abc.abstractmethod
     def _batches(self) -> Iterator[Any]:
@@ -169,7 +169,7 @@ class DividedDataset(DistributedDataset):
 
 @final
 class ShardedDataset(DistributedDataset):
-    """A dataset that workers read by shards; each cuts its shard's batches into local batches."""
+    """A dataset of which each worker reads a shard, and divides its batches among its replicas."""
 
     source: WorkerBatches
 
@@ -273,7 +273,7 @@ def distributed(dataset: object, strategy: StrategyLike, options: InputOptions) 
 
 
 def _require_own_rows(strategy: StrategyLike) -> None:
-    """Raises an error if each worker reads its own data, but several workers need the same rows."""
+    """Refuses data of which each worker reads its own part, if a replica spans several workers."""
     replicas: Any = strategy.replica_set
     if replicas is not None and replicas.spans_workers:
         raise UnsupportedError(
@@ -305,7 +305,7 @@ def from_function(
     here = strategy.local_replicas
     count = replicas if each else replicas // len(here)
     own = here if each else [here.start // len(here)]
-    keras_compat.leave_accelerators()  # `dataset_fn` may start TensorFlow
+    keras_compat.leave_accelerators()  # `dataset_fn` may start TensorFlow, to read data
     pipelines = [dataset_fn(InputContext(count, index, replicas)) for index in own]
     if replicas == 1:
         return distributed(pipelines[0], strategy, InputOptions())
@@ -315,7 +315,7 @@ def from_function(
 
 
 def equivalent(dataset: object) -> Any:
-    """Returns kerasdist's `DistributedDataset` for a distributed dataset of a framework."""
+    """Returns the `DistributedDataset` that a distributed dataset is or stands for, or None."""
     return dataset if _is_ours(dataset) else _EQUIVALENTS.get(dataset)
 
 

@@ -110,7 +110,9 @@ def _examples(source: Any) -> Iterator[tuple[Any, ...]]:
 class WrappedAdapter(keras_compat.DataAdapter):
     """A base class of adapters that wrap an inner adapter, and have the inner one's properties."""
 
-    builtin_prefetch = True  # Keras 3.12 on JAX would otherwise copy batches to a device
+    # kerasdist places batches by itself. Without this attribute, Keras 3.12 on JAX would copy each
+    # batch to a device before that.
+    builtin_prefetch = True
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
@@ -124,7 +126,7 @@ class WrappedAdapter(keras_compat.DataAdapter):
 
     @staticmethod
     def reads_arrays(adapter: Any) -> bool:
-        """Returns whether an adapter's rows come from arrays that the adapter shuffles."""
+        """Returns whether an adapter wraps or is Keras's adapter of arrays, which shuffles rows."""
         return keras_compat.is_array_adapter(WrappedAdapter.innermost(adapter))
 
     def jax_batches(self, super_batch: int | None) -> Iterator[Any]:

@@ -76,8 +76,8 @@ class InputOptions:
         experimental_place_dataset_on_device: Whether the dataset itself is on the device. This is
             possible on TensorFlow, for a function that returns a ``tf.data.Dataset``, with
             `PER_REPLICA` and without `experimental_fetch_to_device`.
-        experimental_per_replica_buffer_size: How many batches are fetched ahead; 0 for none. No
-            batch is fetched ahead if the replicas compute in the host's own memory.
+        experimental_per_replica_buffer_size: How many batches are fetched ahead; 0 for none. On
+            CPUs kerasdist fetches no batch ahead, except on JAX in a job of several workers.
         auto_shard_policy: Which data a worker reads. None means the policy in the dataset's own
             ``tf.data.Options``, or `AutoShardPolicy.AUTO` if the dataset has no options. You may
             also pass a policy's name, such as ``"FILE"``.

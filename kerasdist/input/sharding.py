@@ -17,12 +17,13 @@ from typing import Any, final
 from kerasdist.core.structures import flatten, map_leaves
 from kerasdist.errors import InputError
 
-# In the check of the first step, this many examples per replica are enough to show whether code
-# mixes examples.
+# kerasdist checks the first training step: it compares the replicas' results with one device's.
+# `_LEAST` examples per replica are enough to show whether user code computes with several examples
+# together, as a contrastive loss does.
 _LEAST = 2
 # If the replicas have different numbers of examples, the check uses up to `_ENOUGH` examples per
 # replica, because the effects of such differences need more examples to show. All replicas together
-# use at most `_TIMES` times as many examples as the largest replica has.
+# use at most `_TIMES` times as many examples as the replica with the most examples has.
 _ENOUGH, _TIMES = 8, 4
 
 
@@ -105,8 +106,9 @@ def arrays(batch: object) -> Iterator[Any]:
 def lists_weights(sample_weight: Any, y: Any) -> bool:
     """Returns whether sample weights are a list with one number per row.
 
-    Such a list must be divided like an array. As a structure of scalars, the whole list would go to
-    every replica. The result is False for a list with one entry per output of the model.
+    Such a list must be divided like an array. `split_batch` would take the list for a structure of
+    scalars, and give the whole list to every replica. The result is False for a list with one entry
+    per output of the model.
     """
     if not _is_list(sample_weight) or _is_list(y) or isinstance(y, dict) or len(sample_weight) == 0:
         return False
@@ -149,8 +151,10 @@ class WorkerShard:
         rank: The rank of this worker.
         workers: How many workers there are.
         alike: Whether the workers' arrays differ only in their number of rows.
-        like: A batch with rows, if there is one, that shows types and shapes if `rows` is empty.
-        given: How many rows each worker holds, by rank; empty if these are the `piece_sizes`.
+        like: A batch that shows the types and shapes of the arrays if `rows` is empty. It has rows,
+            unless this worker has read no batch with rows.
+        given: How many rows each worker holds, by rank. Empty if the global batch is divided as
+            evenly as possible, as `piece_sizes` computes.
     """
 
     rows: Any
@@ -175,7 +179,7 @@ class WorkerShard:
 
 @final
 class OwnNumbers:
-    """Selects a worker's rows of a batch by the rows' numbers, if each worker has one replica.
+    """Selects a worker's row numbers from those of a batch, if each worker has one replica.
 
     A batch with fewer rows than workers is not divided, so all its rows are selected.
     """

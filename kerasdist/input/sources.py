@@ -145,11 +145,12 @@ def every_nth_of_loader(loader: Any, step: int, first: int) -> Any | None:
         return None
     own = copy.copy(loader)
     name = "sampler" if loader.batch_sampler is None else "batch_sampler"
-    # A DataLoader refuses to set this attribute after its constructor, but the copy is not in use.
+    # A DataLoader refuses to set this attribute after its constructor. `object.__setattr__` sets it
+    # all the same, which is safe because nothing iterates over the copy yet.
     every = getattr(loader, name)
     own_part = EveryNth(lambda: iter(every), lambda: len(every), step, first)
     object.__setattr__(own, name, own_part)
-    # If torch's workers persist, the loader stores its iterator, which the copy must not use.
+    # With `persistent_workers`, a DataLoader stores its iterator. The copy must make its own.
     object.__setattr__(own, "_iterator", None)
     return own
 

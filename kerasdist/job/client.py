@@ -52,8 +52,8 @@ class Client:
             early"`` for a script that ended before the others'; empty as long as the job goes on.
         report: A function that returns the report on this worker's batches. The thread that sends
             signs of life calls this function.
-        last_collectives: A function that returns the last recorded collectives. The same thread
-            calls this function.
+        last_collectives: A function that returns the last recorded collectives. The thread that
+            sends signs of life calls this function, too.
     """
 
     def __init__(
@@ -72,9 +72,10 @@ class Client:
         self._changed = threading.Condition()
         self.failure: JobError | None = None
         self._results: dict[tuple[str, int], list[Any]] = {}
-        self._saves: Counter[tuple[int, str]] = Counter()  # the number of saves by step and path
-        self._next_place = 0  # how many possible meeting places this worker has passed
-        self._is_asked = False  # whether some worker has asked for the next meeting
+        # For each step and path: how often this worker has asked whether the chief wrote the file.
+        self._saves: Counter[tuple[int, str]] = Counter()
+        self._next_place = 0  # how many calls of `meets_here` have come to an end
+        self._is_asked = False  # whether a worker has asked all workers to meet in `meets_here`
         self._meeting_place: int | None = None
         self.closed = False
         self._sending = threading.Lock()
@@ -83,8 +84,9 @@ class Client:
         self.facts.setdefault("address", self._socket.getsockname()[0])
         self.address = address_in(self.facts)
         self.roster: Mapping[str, Any] = {}
-        # The number of this worker's signs of life, now and at the chief's last sign of life. Their
-        # difference is the chief's silence, without the time in which this process was suspended.
+        # How many signs of life this worker has sent, and how many of them before the chief's last
+        # message. The difference measures how long the chief has been silent. Unlike a clock, it
+        # does not count the time in which this process was suspended.
         self._beats = self._heard = 0
         self._send({"type": "hello", **self.facts})
         threading.Thread(target=self._listen, name="kerasdist-client", daemon=True).start()

@@ -2,7 +2,7 @@
 
 All workers must issue the same collectives in the same order. A collective that is combined with a
 different one hangs, or silently gives wrong numbers. A backend records each collective just before
-it starts, in any thread. Workers then compare digests of what they have recorded.
+the collective starts. Workers then compare digests of what they have recorded.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ ADVICE = (
     "message shows what is sent and how, the function of kerasdist, and the line of your code."
 )
 
-# Parts of the names of files that frameworks generate.
+# Frameworks generate files of code from user code. The names of such files contain these parts.
 _GENERATED = ("__autograph_generated", "torchinductor")
 
 
@@ -90,7 +90,7 @@ class CollectiveLog:
             self._entries.append(entry)
 
     def last(self) -> list[str]:
-        """Returns the last collectives, each with its number."""
+        """Returns descriptions of the last few recorded collectives, each with its number."""
         with self._lock:
             entries = self._entries[-_REPORTED:]
             first = self.taken + len(self._entries) - len(entries) + 1

@@ -148,7 +148,7 @@ class BatchHistory:
         return self.report()
 
     def report(self) -> dict[str, Any]:
-        """Returns the forms as JSON, with the number of earlier calls of `clear`."""
+        """Returns the report, as JSON, on the batches since the last call of `clear`."""
         stretch = self._stretch
         ended = stretch.ended  # read before `steps`: if it is True, `steps` counts all steps
         steps, changes = stretch.steps, stretch.changes[:]
@@ -157,7 +157,7 @@ class BatchHistory:
         return {**found, "ended": ended}
 
     def clear(self) -> None:
-        """Forgets all forms seen so far."""
+        """Forgets all earlier batches, so that the next report covers only later ones."""
         begun = 0 if self._count_begun is None else self._count_begun()
         self._stretch = _Stretch(self._stretch.number + 1, begun)
 
@@ -189,7 +189,7 @@ STEPS_BEYOND = 20
 MAX_CHANGES = 64
 
 
-# The advice at the end of a message.
+# The advice at the end of a message about workers whose batches differ.
 ADVICE = (
     "All workers read the same data, and each takes its rows of every batch. If each worker has "
     "data of its own, pass a dataset with InputOptions(auto_shard_policy=AutoShardPolicy.OFF)"
@@ -237,8 +237,9 @@ def _place(report: Report, ended: int) -> str:
     return "none, at the end of its data" if report.get("ended") else "not read yet"
 
 
-# The times by which workers are compared; the first one is used if it is known.
-# The times are a step's time without waits for other workers, and its wait for data.
+# The times by which `slowest` compares workers. If the first time is known for all workers, the
+# second is not used. `own_ms` is the time of a step without waits for other workers, and `data_ms`
+# is the time that the step waited for data.
 _BY = ("own_ms", "data_ms")
 
 

@@ -94,10 +94,10 @@ class Meeting:
     Attributes:
         label: The name that the workers give to the exchange.
         since: The time at which the first worker came.
-        wanted: Which values the workers get (`kerasdist.job.protocol`).
+        wanted: Which values the workers get: `ALL`, `FOR_CHIEF` or `NUMBERS` of `job.protocol`.
         sent: The JSON text of the value that each worker sent.
-        texts: Each different JSON text once.
-        size: The total length of these texts.
+        texts: Each different JSON text, as key and as value, so that equal texts are stored once.
+        size: The total length of the different texts.
     """
 
     label: str
@@ -109,7 +109,7 @@ class Meeting:
 
     @property
     def places(self) -> dict[int, str]:
-        """The place of each worker that has come to the exchange, in words for a message."""
+        """For each worker that waits in this exchange: where it waits, in words for a message."""
         return dict.fromkeys(self.sent, f"at {self.label!r}")
 
     def add(self, rank: int, value: object) -> None:
@@ -175,10 +175,12 @@ class Coordinator:
         self._timeouts = timeouts
         self._members: dict[int, Member] = {}
         self._meetings: dict[tuple[str, int], Meeting] = {}
-        # By step and path: the outcomes of the files that the chief has written.
+        # For each step and path, what the chief has reported after each write: the file's time of
+        # modification, or an error.
         self._written: dict[int, dict[str, list[Facts]]] = {}
         self._waiting: list[Save] = []
-        # By rank, while the coordinator asks for them: the next place where a worker may meet.
+        # While the coordinator asks where the workers can meet: their answers by rank. An answer is
+        # the number of the worker's next call of `Client.meets_here`. None while nothing is asked.
         self._next_places: dict[int, int] | None = None
         self._failed = False
         self._left = 0
@@ -192,7 +194,7 @@ class Coordinator:
         threading.Thread(target=self._serve, name="kerasdist-coordinator", daemon=True).start()
 
     def wait_until_all_left(self, seconds: float) -> None:
-        """Waits until all workers have left."""
+        """Waits until all workers have left the job, at most for `seconds`."""
         self._ended.wait(seconds)
 
     def wait_until_told(self, seconds: float) -> None:
@@ -261,7 +263,10 @@ class Coordinator:
         return member
 
     def _roster(self) -> dict[str, object]:
-        """Returns the facts that each worker needs about all workers, without their addresses."""
+        """Returns what each worker needs to know of all workers.
+
+        The result has two addresses at most: the chief's, and one of a worker on another machine.
+        """
         facts = [self._members[rank].facts for rank in range(self._workers)]
         addresses = list(map(listening.address_in, facts))
         far = (one for one in addresses[1:] if not listening.leads_here(one))
@@ -318,10 +323,10 @@ class Coordinator:
                 self._answer_waiting()
 
     def _add_next_place(self, member: Member, place: Any) -> None:
-        """Stores the next place where a worker may meet.
+        """Stores a worker's answer to the question where workers can meet.
 
-        After the last worker's answer, tells all workers to meet at the first place that no worker
-        has passed.
+        `place` is the number of the worker's next call of `Client.meets_here`. After the last
+        answer, this method tells all workers to meet at the highest of these numbers.
         """
         if type(place) is not int or self._next_places is None:
             raise TypeError(f"place={place!r}")
@@ -502,7 +507,7 @@ class Coordinator:
         )
 
     def _doing(self, ranks: Iterable[int]) -> dict[int, str]:
-        """Returns, for a message, the calls in which workers are."""
+        """Returns the call that each of these workers is in, in words for a message."""
         places: dict[int, str] = {}
         for one in (self._members[rank] for rank in ranks):
             place = f"in {one.place}, step {one.step}" if one.place else "in code of its own"

@@ -152,8 +152,8 @@ def introduced(host: str, port: int, mine: Credentials, wait: float) -> socket.s
     connection = socket.create_connection((host, port), timeout=5)
     try:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        # The port of a starting chief may be open before the chief accepts connections, so it may
-        # take longer until the chief's first message comes.
+        # The port of a starting chief may be open before the chief accepts connections. So the wait
+        # for the chief's first message has a time-out of its own.
         connection.settimeout(wait)
         asked = protocol.receive(connection, MAX_BYTES)
         answered = answer(asked, mine)
@@ -188,8 +188,8 @@ def _checked(message: object, kind: str, fields: dict[str, type]) -> Message:
     return message
 
 
-# The most connections that have not yet proved to be of this job. If more come, the oldest of these
-# is closed.
+# How many connections may be open whose peers have not yet proved that they belong to this job. If
+# there are more, the oldest of these connections is closed. Large jobs have a higher limit.
 _MOST_STRANGERS = 64
 
 _REPORTED_AT_ONCE = 5
@@ -229,7 +229,7 @@ class Gate:
         except TimeoutError:
             self._report(writer, f"it proved nothing within {SECONDS:g} s")
         except (asyncio.IncompleteReadError, ConnectionResetError, BrokenPipeError):
-            pass  # a worker closes its connection before it tries again
+            pass  # a worker that has waited too long closes its connection and tries again
         except (OSError, ValueError) as error:
             self._report(writer, str(error))
         else:

@@ -62,7 +62,7 @@ class DroppedInterrupts:
             raise KeyboardInterrupt
 
     def forget(self) -> None:
-        """Forgets the interrupt, because the call has ended, perhaps by that interrupt."""
+        """Forgets an interrupt that came in a call, after the call has returned or failed."""
         self._dropped = False
 
     def _handle(self, number: int, frame: FrameType | None) -> None:

@@ -48,7 +48,7 @@ class Job:
         rank: This worker's number, 0 for the chief.
         num_workers: How many workers there are.
         who: The name of this worker in messages, such as ``[worker 0/2]``.
-        is_chief: Whether this worker writes the files.
+        is_chief: Whether this worker is the chief, which writes files for all workers.
         timeouts: How long this worker waits for the others.
         address: ``host:port`` of this worker, for the framework's own connections.
         chief_address: The ``host:port`` of the chief.
@@ -133,7 +133,7 @@ class Job:
         return sizes[0]
 
     def own_port(self) -> HeldPort:
-        """Returns the port of this worker's own address, held for the framework's server."""
+        """Returns the port of this worker's own address, reserved for the framework's server."""
         if self._port is None:
             number = split(self.address, "this worker's address")[1]
             self._port = HeldPort(loopback=self.is_on_one_machine, port=number)
@@ -164,7 +164,7 @@ class Job:
 
         All workers must call this method. They send a digest. If the digests differ, the chief
         sends a checksum of each item, and each worker sends the first index at which its own
-        checksums differ.
+        checksums differ from the chief's.
         """
         sums = [zlib.crc32(one.encode()) for one in own]
         if self.all_have_one(label, comparison.digest(sums)):
@@ -248,7 +248,8 @@ class Job:
         try:
             everyone = self.all_gather_object(label, said)
         except JobError as lost:
-            # If the block has failed here, other workers were waiting in one of its collectives.
+            # If the block has failed here, other workers may wait in a collective of the block, and
+            # so this exchange fails. The error is then shown as the cause of the failed exchange.
             raise lost from error
         if error is not None:
             raise error
@@ -308,7 +309,7 @@ class Job:
 
     def check(self) -> None:
         """Raises the error that ended the job, if it has ended."""
-        self._failing_exit = None  # the script still runs, so it has caught its `sys.exit`
+        self._failing_exit = None  # the script still runs, so it has caught any `sys.exit`
         if self._client.failure is not None:
             self._monitor.disarm()
             raise self._client.failure
@@ -372,7 +373,7 @@ class Job:
                 self._interrupts.forget()
 
     def at_leave(self, callback: Callable[[], None]) -> None:
-        """Adds a function to call when all scripts have ended, for example to close connections."""
+        """Adds a function to call when the scripts of all workers have ended."""
         self._at_leave.append(callback)
 
     def after_connecting(self) -> None:
@@ -473,7 +474,8 @@ def _address_of_coordinator(membership: Membership) -> tuple[str, int]:
             "a free port of the chief's machine."
         )
     host, port = split(membership.coordinator, "the coordinator's address")
-    # If all workers are on one machine, no other machine needs to reach their addresses.
+    # If all workers are on one machine, no other machine needs to reach the coordinator, so a
+    # loopback address is enough.
     alone = membership.local_workers == membership.num_workers and not membership.addresses
     return ("127.0.0.1" if alone or is_loopback(host) else host), port
 
