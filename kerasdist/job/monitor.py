@@ -197,7 +197,7 @@ def may_be_a_loss(error: BaseException) -> bool:
 
 
 def _is_engines(error: BaseException) -> bool:
-    """Returns whether Ctrl-C may be the cause of an error, because user code has not raised it.
+    """Returns whether Ctrl-C may be the cause of an error.
 
     The error may be the KeyboardInterrupt itself, or an error of kerasdist or of a framework.
     """

@@ -493,5 +493,5 @@ def apply_mask(sample_weight: Any, mask: Any, *, dtype: Any, reduction: str) -> 
 
 def is_compile_metrics(metric: object) -> bool:
     """Returns whether a metric is the one in which Keras stores the metrics of `compile`."""
-    # Of the metrics that Keras defines, only this one has an attribute `metrics`.
+    # Of Keras's metrics that `model.metrics` may contain, only this one has an attribute `metrics`.
     return is_builtin(type(metric)) and hasattr(metric, "metrics")
