@@ -33,7 +33,7 @@ class Channel:
     def tell(self, report: Mapping[str, object]) -> None:
         """Sends a report, unless the launcher has ended or does not read."""
         line = f"{json.dumps(report)}\n".encode()
-        if len(line) > select.PIPE_BUF:  # the pipe may split longer lines
+        if len(line) > select.PIPE_BUF:  # a full pipe might take only a part of a longer line
             return
         with contextlib.suppress(OSError):
             os.write(self._descriptor, line)
@@ -52,7 +52,10 @@ def channel() -> Channel | None:
 
 
 JOINED_FILE = "KERASDIST_JOINED_FILE"
-"""The path of the file that a worker makes when it joins; the worker's supervisor sets it."""
+"""The environment variable with the path of the file that a worker makes when it joins its job.
+
+The process that supervises the worker sets this variable.
+"""
 
 
 def tell_launcher() -> None:
@@ -65,10 +68,13 @@ def tell_launcher() -> None:
 
 
 MEMORY = "KERASDIST_MEMORY"
-"""The folder for the data that a job keeps in each host's memory between two starts."""
+"""The environment variable with the folder for data that outlives the workers of a job.
+
+The folder is in each host's memory. Workers that are started again read the data there.
+"""
 
 BENCH = "KERASDIST_BENCH"
-"""This variable is set in the workers of `kerasdist bench`."""
+"""The environment variable that is set in the workers of `kerasdist bench`."""
 
 _MARK = "kerasdist-result: "
 
@@ -90,7 +96,7 @@ class AllReduce:
     """The measured time of an all-reduce, which sums an array over all replicas.
 
     Attributes:
-        bytes: The size of the array.
+        bytes: The size of the array, in bytes.
         seconds: How long a sum takes, as the median of several sums.
         replicas: How many replicas take part.
     """

@@ -21,10 +21,11 @@ COORDINATOR_FD = "KERASDIST_COORDINATOR_FD"
 BACKLOG = 65535
 """The number of connections that may wait to be accepted; the kernel has a limit of its own."""
 
-# Connections for each worker: to the coordinator, to PyTorch's store, for Gloo, and a spare one.
+# How many connections a process may have for each worker of its job: to the coordinator, to
+# PyTorch's store, for Gloo, and a spare one.
 _CONNECTIONS_EACH = 4
 
-# A process opens at most this many files beside its connections.
+# How many files a process may have open that are not connections to workers.
 _OTHER_FILES = 512
 
 
@@ -37,7 +38,12 @@ def is_loopback(host: str) -> bool:
 
 
 def address_in(facts: Mapping[str, object]) -> str:
-    """Returns a worker's ``host:port`` for the framework, from the facts that it sent."""
+    """Returns the ``host:port`` at which other workers reach a worker's framework.
+
+    Args:
+        facts: What the worker has told the coordinator about itself. ``"given"`` is the address
+            that the cluster's description gives the worker, or None.
+    """
     given = facts.get("given")
     return f"{facts.get('address')}:{facts.get('port')}" if given is None else str(given)
 
@@ -58,7 +64,7 @@ def raise_file_limit(workers: int) -> float:
     if hard != resource.RLIM_INFINITY:
         wanted = min(wanted, hard)
     if soft < wanted:
-        # Some systems allow fewer files than the hard limit promises.
+        # On some systems this call fails, because they allow fewer files than the hard limit says.
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
             return wanted
@@ -138,7 +144,7 @@ class HeldPort:
         return self._socket.detach()
 
     def release(self) -> None:
-        """Ends the hold on the port; a framework's server that has taken the port keeps it."""
+        """Closes the socket; a framework's server that listens on the port keeps the port."""
         self._socket.close()
 
 
@@ -165,14 +171,18 @@ _ADDRESS = slice(20, 24)
 
 
 def misleads(others: Sequence[str]) -> str | None:
-    """Returns an address for other workers to use, if this machine's name misleads them, else None.
+    """Returns this machine's address for other workers, if its host name would mislead them.
 
     Gloo, with which PyTorch and JAX sum on CPUs, gives the other workers the address to which this
     machine's name resolves. On Debian and Ubuntu the name resolves to a loopback address, which
     others cannot reach.
 
+    Returns None if the name does not resolve to a loopback address, or if all other workers are on
+    this machine.
+
     Args:
-        others: The addresses of other workers; one address on another machine is enough.
+        others: Addresses of other workers. One of them on another machine is enough to find the
+            network interface.
     """
     if not _resolves_to_loopback(socket.gethostname()):
         return None

@@ -22,25 +22,26 @@ from kerasdist.job.client import Client
 from kerasdist.job.coordinator import Coordinator
 from kerasdist.job.interruption import ExitCode
 
-# The seconds in which the main thread may end by itself.
+# For how many seconds the main thread may end by itself, before the monitor ends the process.
 GRACE_SECONDS = 10.0
 
-# The same time if the lost worker was interrupted by Ctrl-C. That worker ends within
-# `interruption.SECONDS`, which breaks its connections. The main thread's collective then fails, so
-# the main thread ends by itself soon after.
+# Takes the place of `GRACE_SECONDS` if Ctrl-C has interrupted the lost worker. That worker ends
+# within `interruption.SECONDS`, which breaks its connections. The main thread's collective then
+# fails, so the main thread ends by itself soon after.
 AFTER_INTERRUPTION_SECONDS = 2 * interruption.SECONDS
 
 # After an error of a framework, for how many seconds this worker waits for the message that another
 # worker is lost, which may be the cause.
 NEWS_SECONDS = 5.0
 
-# The seconds in which the chief may tell the others why the job ends.
+# For at most how many seconds the chief delays its own end, to tell the others why the job ends.
 _TELLING_SECONDS = 2.0
 
 # The frameworks whose errors a lost worker may cause.
 _ENGINES = ("tensorflow", "jax", "jaxlib", "torch")
 
-# The first words of a ValueError that JAX (0.10) raises from a compiled program.
+# The first words of a ValueError that JAX (0.10) raises if a compiled program fails, for example
+# because a collective has lost a worker.
 _STATUSES = (
     "UNKNOWN:",
     "UNAVAILABLE:",
@@ -72,8 +73,8 @@ class Monitor:
     def end(self, failure: JobError) -> None:
         """Ends this process, whose script has ended and which only waits for the other workers.
 
-        If another worker's script has ended too early, this method only prints that error, and lets
-        this script end with its own exit code.
+        If `failure` says that another worker's script ended too early, this method only prints
+        `failure`, and lets this script end with its own exit code.
         """
         if self._client.failure_kind == "left early":
             sys.stderr.write(f"{failure}\n")
@@ -83,7 +84,7 @@ class Monitor:
         self._end_with(failure, f"{failure}\n")
 
     def fail(self, why: str | None, code: int) -> None:
-        """Tells the other workers why this worker ends (None: they already know the reason)."""
+        """Tells the other workers why this worker ends; `why` is None if they already know."""
         self.disarm()
         self._leave_job(why, code)
 
@@ -93,10 +94,10 @@ class Monitor:
             interruption.limit_interpreter()
 
     def put_hook_first(self) -> None:
-        """Puts this hook for uncaught errors before the hook of a framework.
+        """Makes the monitor's hook `sys.excepthook` again, after a framework has replaced it.
 
-        Otherwise PyTorch's hook would call this hook with standard error redirected, and no message
-        would be seen.
+        Otherwise PyTorch's hook would call the monitor's hook while standard error is redirected,
+        and the user would see no message.
         """
         if sys.excepthook != self._uncaught:
             self._shown_by, sys.excepthook = sys.excepthook, self._uncaught
@@ -136,7 +137,8 @@ class Monitor:
         if interrupt is not None and _is_engines(error):
             said = interruption.described(interrupt, error)
             sys.stderr.write(f"{self._client.who} {said}\n")
-            # A worker that has started the others waits for them, and exits as interrupted.
+            # A process that has started the other workers gets no time limit, because it waits
+            # until they have ended.
             if not interruption.has_started_others():
                 interruption.limit()
             self._interrupted = True
@@ -160,7 +162,8 @@ class Monitor:
     def _leave_job(self, why: str | None, code: int, grace: float = GRACE_SECONDS) -> None:
         self._client.close(error=why and why[:500])
         self._let_others_know()
-        # A framework that waits for the others may keep this process from exiting.
+        # A framework that waits for the other workers may keep this process from exiting. So this
+        # thread ends the process after `grace` seconds.
         threading.Thread(target=_end_later, args=(code, grace), daemon=True).start()
 
     def _end_with(self, failure: JobError, said: str) -> NoReturn:
@@ -194,7 +197,10 @@ def may_be_a_loss(error: BaseException) -> bool:
 
 
 def _is_engines(error: BaseException) -> bool:
-    """Returns whether an error is an interrupt or its consequence, and not from user code."""
+    """Returns whether Ctrl-C may be the cause of an error.
+
+    The error may be the KeyboardInterrupt itself, or an error of kerasdist or of a framework.
+    """
     return isinstance(error, KeyboardInterrupt | JobError) or may_be_a_loss(error)
 
 

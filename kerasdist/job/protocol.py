@@ -23,13 +23,15 @@ VERSION = 4
 HEADER_BYTES = 4
 
 MAX_BYTES = 64 * 1024 * 1024
-"""The most that workers may exchange at once; facts about a large model take a few 100 KB."""
+"""The most bytes of all workers' values in one exchange; a large model's facts are a few 100 KB."""
 
 # What workers get from an exchange. `ALL`: all workers get all values. `FOR_CHIEF`: only the chief
-# gets the values. `NUMBERS`: all workers get a number for each value, equal for equal values.
+# gets the values. `NUMBERS`: in place of the values, all workers get numbers that are equal for
+# equal values.
 ALL, FOR_CHIEF, NUMBERS = "all", "for chief", "numbers"
 
-# The channel for answers to workers that wait for a file of the chief.
+# The channel on which the coordinator answers workers that ask whether the chief has written a
+# file, such as a saved model.
 SAVES = "saves"
 
 # The size of the largest message: the largest values, and some bytes for each worker.
@@ -37,7 +39,7 @@ FRAME_BYTES = MAX_BYTES + 1024 * 1024
 
 
 Facts = Mapping[str, object]
-"""What workers tell each other, as JSON."""
+"""What workers tell each other: names and values that can be written as JSON."""
 
 
 class MalformedError(ConnectionError):

@@ -67,7 +67,7 @@ class DataAdapter(metaclass=_TypeOfAdapters):
         raise NotImplementedError
 
 
-# The attribute that stores the source from which an adapter of Keras was made.
+# The attribute, set on an adapter of Keras, with the source from which Keras made the adapter.
 _GIVEN = "_kerasdist_given"
 
 
@@ -91,12 +91,15 @@ def _given(adapter: object) -> _Given:
 
 
 def source_given(adapter: object) -> Any:
-    """Returns the source of Keras's adapter; any other adapter is returned as it is."""
+    """Returns the source from which Keras made an adapter; returns a user's own adapter itself."""
     return _given(adapter).source
 
 
 def is_any_of(value: object, module: str, *names: str) -> bool:
-    """Returns whether a value has one of a module's classes; False if the module is not loaded."""
+    """Returns whether a value is an instance of a class with one of these names in a module.
+
+    Returns False if the module is not loaded, because then no such instance can exist.
+    """
     loaded = sys.modules.get(module)
     if loaded is None:
         return False
@@ -176,7 +179,7 @@ def spec_of_rows(leaf: Any) -> Any:
 def shuffles_without_seed(adapter: Any) -> bool:
     """Returns whether an adapter of arrays shuffles in an order that cannot be repeated.
 
-    On JAX and PyTorch the order depends on the states of generators, which can be saved. On
+    On JAX and PyTorch the order depends on the states of random generators, which can be saved. On
     TensorFlow only a seed makes the order repeatable. From Keras 3.16 on the order depends on the
     number of epochs, on every backend.
     """
@@ -311,10 +314,13 @@ def equal_batches(dataset: Any) -> EqualBatches | None:
 
 
 def every_nth_file(dataset: Any, shards: int, index: int) -> tuple[Any, str | None]:
-    """Returns a pipeline over every n-th file, and TensorFlow's reason if it cannot make one."""
+    """Returns a pipeline that reads every `shards`-th file of a dataset, and None.
+
+    If TensorFlow cannot divide the dataset by files, returns None and the reason.
+    """
     tf = sys.modules["tensorflow"]
     try:
-        # `tf.distribute` calls the same operation, for which there is no public API.
+        # `tf.distribute` calls the same operation. TensorFlow has no public function around it.
         variant = tf.raw_ops.AutoShardDataset(
             input_dataset=tf.data.experimental.to_variant(dataset),
             num_workers=shards,
@@ -392,7 +398,8 @@ def torch_rows(adapter: object, chosen: Chosen) -> Iterator[tuple[Any, int]]:
     iter(loader)
 
     def batches() -> Iterator[tuple[Any, int]]:
-        set_epochs_read(every, epochs_read(adapter))  # Keras orders rows at the first batch
+        # Set only now, because Keras chooses an epoch's order when the first batch is read.
+        set_epochs_read(every, epochs_read(adapter))
         # The sampler yields the numbers as a list. The loader would turn them into a tensor, which
         # Keras would turn into a list again.
         for numbers in loader.batch_sampler:

@@ -103,7 +103,7 @@ INPUT_SIGNATURE = internal(
 )
 CALLBACK_MODEL = internal(
     "keras:callbacks.Callback._model",
-    "callbacks on JAX",
+    "reading a callback's model on JAX without a copy of the model's state",
     "reading `callback.model` copies the model's state",
 )
 CHOOSE_COMPARISON = internal(
@@ -167,7 +167,9 @@ SYNCHRONIZATION = internal(
     "keras:Variable._synchronization", "BatchNormalization that was made outside of the scope"
 )
 DTYPE = internal(
-    "keras:Variable._dtype", "the type of weights", "the type is read from the stored value"
+    "keras:Variable._dtype",
+    "reading the type in which a variable is stored",
+    "the type is read from the variable's value",
 )
 SHAPE = _sharding("keras:Variable._shape")
 AUTOCAST = internal("keras:Variable._maybe_autocast", "mixed precision", backends=_COMPILED)
@@ -183,12 +185,13 @@ METRIC_FUNCTION = internal(
     "keras.metrics:MeanMetricWrapper._fn", "metrics that wrap a function", backends=_BY_REPLICA
 )
 FUNCTION_ARGUMENTS = internal(
-    "keras.losses:MeanSquaredError._fn_kwargs", "losses and metrics that mix examples"
+    "keras.losses:MeanSquaredError._fn_kwargs",
+    "losses and metrics of Keras that mix the examples of a batch",
 )
 CLEAR_LOSSES = internal("keras:Layer._clear_losses", "add_loss in a replica")
 LOSS_OF_FUNCTION = internal(
     "keras.src.losses.losses:LossFunctionWrapper.call",
-    "losses that mix examples",
+    "losses of Keras that mix the examples of a batch",
     backends=_BY_REPLICA,
 )
 REDUCE_WEIGHTED_VALUES = _each_fit(

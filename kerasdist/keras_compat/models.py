@@ -85,7 +85,10 @@ def model_of(callback: Any) -> Any:
 
 
 def choose_comparison(callback: keras.callbacks.ModelCheckpoint) -> None:
-    """Lets a callback decide whether less or more is better, as Keras does after an epoch."""
+    """Lets a ModelCheckpoint choose whether a smaller or a larger metric is better.
+
+    Keras lets the callback choose only at the end of an epoch.
+    """
     choose = internals.CHOOSE_COMPARISON.of(callback)
     with suppress(ValueError):  # the metric is not built yet
         choose()
@@ -127,7 +130,7 @@ def _layers_in(layer: Any) -> list[Any]:
 
 
 def trainable_layers(model: keras.Model) -> list[bool]:
-    """Returns which of a model's layers are trained."""
+    """Returns, for each layer of a model, whether the layer is trainable."""
     return [one.trainable for one in flat_layers(model)]
 
 
@@ -199,7 +202,10 @@ def _made(tensor: keras.KerasTensor) -> tuple[Any, Any]:
 
 
 def value_of(tensor: keras.KerasTensor, variable_of: Callable[[keras.KerasTensor], Any]) -> Any:
-    """Computes a symbolic tensor's value; `variable_of` gives the variable of a symbolic input."""
+    """Computes the value of a symbolic tensor.
+
+    Symbolic inputs stand for variables: `variable_of` returns the variable of such an input.
+    """
     history = getattr(tensor, internals.HISTORY.attribute, None)
     if history is None or history.operation is None:
         return keras.ops.convert_to_numpy(variable_of(tensor))
@@ -290,12 +296,15 @@ def optimizers_of(model: keras.Model) -> list[keras.Optimizer]:
 
 
 def held_by(model: keras.Model, kind: type[Any]) -> list[Any]:
-    """Returns the objects of a class in attributes of a model and its layers, or in collections."""
+    """Returns the objects of a class that are attributes of a model or of one of its layers.
+
+    Lists, dictionaries, tuples and sets in these attributes are searched too.
+    """
     return _held_in((model, *flat_layers(model)), kind, _DEPTH)
 
 
 def _held_in(owners: Iterable[Any], kind: type[Any], depth: int = 0) -> list[Any]:
-    """Returns the objects of a class in attributes of the owners, or in collections.
+    """Returns the objects of a class that are attributes of the owners, or in collections there.
 
     If an attribute is an object of a user's class, the attributes of this object are searched too.
     The search follows at most `depth` such objects, one inside the other.
@@ -390,8 +399,8 @@ def may_mix_examples(loss: Any) -> bool:
 def is_of_examples(metric: Any) -> bool:
     """Returns whether a metric has a class of Keras that computes a value for each example.
 
-    When this function is called, the metric does not have its own function yet, so the name of the
-    class decides.
+    When this function is called, the metric's constructor has not stored the metric's function yet.
+    So the name of the class decides.
     """
     kind = type(metric)
     letters = {name.replace("_", "") for name in _AXES}
@@ -432,7 +441,7 @@ def require_scaling(*, in_fit: bool) -> None:
 
 
 def register_tree_node(kind: type[Any]) -> None:
-    """Lets `keras.tree` flatten and rebuild the objects of a class, which have `values`."""
+    """Lets `keras.tree` flatten and rebuild objects of a class; their leaves are in `values`."""
     # Keras has a module for each tree library. `tree` is the module for the library in use.
     tree: Any = internals.TREE.get() if internals.TREE.is_there() else None
     if hasattr(tree, "torch_tree"):
@@ -484,5 +493,5 @@ def apply_mask(sample_weight: Any, mask: Any, *, dtype: Any, reduction: str) -> 
 
 def is_compile_metrics(metric: object) -> bool:
     """Returns whether a metric is the one in which Keras stores the metrics of `compile`."""
-    # No other metric of Keras that a model has contains metrics.
+    # Of Keras's metrics that `model.metrics` may contain, only this one has an attribute `metrics`.
     return is_builtin(type(metric)) and hasattr(metric, "metrics")

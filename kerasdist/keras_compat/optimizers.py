@@ -36,7 +36,7 @@ def is_elementwise(optimizer: keras.Optimizer) -> bool:
 
 
 def updates_at_once(optimizer: keras.Optimizer) -> bool:
-    """Returns whether a torch optimizer updates many weights by one call of Keras's own code."""
+    """Returns whether Keras's PyTorch code for an optimizer updates many weights in one call."""
     path = internals.UPDATE_AT_ONCE.path
     return path is not None and isinstance(optimizer, value_at(path.rpartition(".")[0]))
 
@@ -63,8 +63,8 @@ def apply_combined_gradients(optimizer: Any, gradients: list[Any], variables: An
     An `apply` that a user defines is not called here, because it has already run in each replica.
     """
     if isinstance(optimizer, LossScaleOptimizer):
-        # On TensorFlow, `LossScaleOptimizer.apply` works only in a replica, so its inner function
-        # is called.
+        # On TensorFlow, `LossScaleOptimizer.apply` works only in a replica. So the private method
+        # is called that `LossScaleOptimizer.apply` calls there.
         internals.APPLY_SCALED.of(optimizer)(gradients, variables)
     else:
         keras.Optimizer.apply(optimizer, gradients, variables)

@@ -22,7 +22,10 @@ from kerasdist.keras_compat.data import (
 )
 
 Begun = Callable[[Callable[[], Any]], Any]
-"""A function that returns an iterator, given a function that makes the source's own iterator."""
+"""The type of functions that return the iterator which Keras reads in place of a source's own.
+
+The argument is a function that makes the source's own iterator.
+"""
 
 # `tf.data.experimental.ExternalStatePolicy.IGNORE`; kerasdist itself warns about lost state.
 _IGNORE = 1
@@ -77,7 +80,10 @@ def begun_at(source: Any, make: Callable[[], Any], place: Any) -> Any:
 
 
 def begin_often(source: Any, count: int) -> None:
-    """Begins `count` iterations over a pipeline, so that shuffles draw these iterations' seeds."""
+    """Begins `count` iterations over a pipeline, without reading them.
+
+    Each time, the pipeline's shuffles draw a seed, as if `count` epochs had been read.
+    """
     for _ in range(count):
         iter(source)
 
@@ -123,7 +129,8 @@ class PipelineFacts:
         is_cached: Whether a cache makes all iterations equal to the first one. Suppose that an
             iterator over such a pipeline continues from a state that was saved before the cache was
             full. If the state of this iterator is saved, TensorFlow may save an empty state.
-        unrepeatable: The operations that draw random numbers without a seed or from a variable.
+        unrepeatable: Descriptions of the operations that draw random numbers without a seed, or
+            from a random generator whose state is a variable.
     """
 
     calls_python: bool

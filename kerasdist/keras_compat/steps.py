@@ -20,7 +20,7 @@ def require_each_fit() -> None:
     for internal in internals_of(internals).values():
         if internal.in_each_fit and backend_name() in (internal.backends or (backend_name(),)):
             internal.require()
-    if name_of_scope() is None:  # Keras keeps scopes in another place
+    if name_of_scope() is None:  # this version of Keras stores stateless scopes elsewhere
         raise internals.THREAD_STATE.missing()
 
 

@@ -1,4 +1,4 @@
-"""Keras's state of each thread: scopes, settings that operations depend on, seeds of draws."""
+"""Keras's state of each thread: scopes, settings of operations, and seeds of random numbers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,10 @@ def place_of_state() -> tuple[Any, str]:
 
 
 def _name_of(internal: Internal) -> str:
-    """Returns the name of an entry of Keras's state, from a constant or a function of Keras."""
+    """Returns the name of an entry of Keras's state of a thread.
+
+    Some of these names are constants of Keras; others occur only in the code of Keras's functions.
+    """
     name = KNOWN.get(internal)
     if name is None:
         internal.require()
@@ -131,7 +134,10 @@ def settings() -> tuple[str, str, bool]:
 
 
 def is_seeded(seed: object) -> bool:
-    """Returns whether a user seeds a draw; draws without a seed use torch's own generator."""
+    """Returns whether the argument `seed` of a random operation contains a seed from the user.
+
+    On PyTorch, operations without such a seed use torch's own random generator.
+    """
     if isinstance(seed, keras.random.SeedGenerator):
         return seed.get_config()["seed"] is not None
     return seed is not None

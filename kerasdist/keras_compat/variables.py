@@ -30,7 +30,10 @@ def change_aggregation(variable: Any, aggregation: str, value: Any) -> None:
 
 
 def set_replication(variable: Any, synchronization: str, aggregation: str) -> None:
-    """Sets how replicas synchronize and aggregate a variable; call `reinitialize` afterwards."""
+    """Sets how replicas synchronize and aggregate a variable.
+
+    The framework's variable follows only after `reinitialize` has made it again.
+    """
     internals.SYNCHRONIZATION.set(variable, synchronization)
     internals.AGGREGATION.set(variable, aggregation)
 
@@ -42,7 +45,7 @@ def reinitialize(variable: keras.Variable) -> None:
 
 @contextmanager
 def in_trial(trial: object) -> Iterator[None]:
-    """Lets this thread use a trial's copies of variables; if None, the variables themselves."""
+    """Lets this thread use a trial's copies of variables, or the variables if `trial` is None."""
     with replaced(current, "trial", trial), outside_stateless_scopes():
         yield
 

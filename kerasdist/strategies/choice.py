@@ -207,7 +207,8 @@ def check_promise(backend: Backend) -> None:
     """
     visible, asked = gpus.visible(), gpus.are_named(os.environ)
     built = backend.uses_gpus() if visible or asked else None
-    if built is None:  # no GPU is found or named, or the user has chosen the framework's GPUs
+    # No GPU is found or named, or the user has told the framework which GPUs to take.
+    if built is None:
         return
     if visible and (built or asked):
         raise _unseen(backend, visible, 0)

@@ -28,8 +28,9 @@ if TYPE_CHECKING:
 
 Launcher = Literal["processes", "threads"]
 
-# `_joined`: the devices by rank, once this process has joined a job by a `MirroredStrategy`.
-# `_ranks`: the other workers, if this process has started them.
+# `_joined`: one text with the devices of all workers, in the order of their ranks, after this
+# process has joined a job by making a `MirroredStrategy`.
+# `_ranks`: the processes of the other workers, if this process has started them.
 _joined: list[str] = []
 _ranks: list[Ranks] = []
 
@@ -154,7 +155,7 @@ def start(devices: Sequence[Device]) -> str:
 def checked_names(
     names: Sequence[str] | None, told: str, workers: int, rank: int
 ) -> list[str] | None:
-    """Returns a list with the name of a worker's device; None for the devices that the worker sees.
+    """Returns a list with the name of a worker's device; None means all devices that it sees.
 
     Args:
         names: The devices that the script names; None for all.

@@ -195,7 +195,7 @@ def _replicas(
     if place is not None and place.num_workers > 1:
         return _of_all_workers(backend, place, assignment, options)
     devices = chosen_devices(backend, None)
-    if options.devices_per_replica > 1:  # a LayoutMap gives a replica these devices
+    if options.devices_per_replica > 1:  # from the mesh of a LayoutMap that is the sharding
         return backend.replica_set(devices, options)
     assignment = assignment or DeviceAssignment.build(len(devices))
     per_replica = assignment.num_cores_per_replica

@@ -39,7 +39,7 @@ MOST_GATHERED = 64
 
 
 def layer_created(original: Original, layer: Any, *args: Any, **kwargs: Any) -> None:
-    """Allows ``synchronized=True`` in a scope, even if Keras refuses this argument here."""
+    """Allows ``synchronized=True`` in a scope, even on backends on which Keras refuses it."""
     if keras_compat.KNOWS_SYNCHRONIZED or scoped_strategy() is None:
         original(layer, *args, **kwargs)
         return
@@ -63,7 +63,7 @@ def statistics_options(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def called(original: Original, layer: keras.Layer, *args: object, **kwargs: object) -> Any:
-    """Calls a layer. If the layer is synchronized, all replicas assign equal moving statistics.
+    """Calls a BatchNormalization; if it is synchronized, all replicas assign equal statistics.
 
     In custom loops, moving statistics that were made outside of the scope behave as if they were
     made inside.
@@ -153,8 +153,8 @@ def global_moments(
         count, mean, squares = _of_some(inputs, axes, mask)
     else:
         mean, variance = own
-        # `ones_like` makes the ones on the device. This thread would have to wait for a copy of the
-        # number from the host.
+        # `ones_like` makes the ones on the device. To convert the number to a tensor, this thread
+        # would have to wait until the number is copied from the host.
         count = ops.ones_like(mean) * _number(inputs, axes)
         squares = variance * count
 

@@ -216,7 +216,10 @@ def _fit(original: Original, trainer: TrainerLike, call: inspect.BoundArguments)
 
 
 def _set_verbosity(trainer: TrainerLike, given: dict[str, Any]) -> None:
-    """Lets only the chief print; "auto" is a line per epoch, as launchers show no progress bar."""
+    """Lets only the chief of a job print; there ``verbose="auto"`` is one line per epoch.
+
+    In a job, launchers show no progress bar.
+    """
     job = trainer.replicas.job
     if job is not None and not job.is_chief:
         given["verbose"] = 0

@@ -94,7 +94,7 @@ def hand_over(replicas: Sequence[ReplicaLike]) -> None:
 def _of_replica() -> dict[int, tuple[Any, list[Any]]] | None:
     """Returns the losses that kerasdist keeps for the current replica; None if Keras keeps them."""
     replica, scope = current.replica, keras_compat.get_stateless_scope()
-    if replica is None:  # the compared step on one device keeps its losses in its scope
+    if replica is None:  # a trial, a step on one device for a comparison, has a scope of its own
         return None if scope is None or scope is not current.trial else scope.layer_losses
     if scope is None:
         # No other replica shares the layers of a single replica, so Keras's own list is used.

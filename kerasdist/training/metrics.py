@@ -59,18 +59,18 @@ class ReplicatedMetric:
 
 
 class ReplicatedMean(keras.metrics.Mean):
-    """A mixin before `keras.metrics.Mean`; a scalar is weighted by the replica's rows."""
+    """A mixin before `keras.metrics.Mean` that weights a scalar by the replica's share of rows."""
 
     def update_state(self, values: Any, sample_weight: Any = None) -> Any:
-        """Adds this replica's values; a scalar gets the replica's weight."""
+        """Updates the state with values for each row, or with a mean over this replica's rows."""
         return super().update_state(*_shared(values, sample_weight))
 
 
 class ReplicatedSum(keras.metrics.Sum):
-    """A mixin before `keras.metrics.Sum`; a scalar is weighted by the replica's rows."""
+    """A mixin before `keras.metrics.Sum` that weights a scalar by the replica's share of rows."""
 
     def update_state(self, values: Any, sample_weight: Any = None) -> Any:
-        """Adds this replica's values; a scalar gets the replica's weight."""
+        """Updates the state with values for each row, or with a mean over this replica's rows."""
         return super().update_state(*_shared(values, sample_weight))
 
 
@@ -177,7 +177,7 @@ class GlobalBatchMetric:
             return super().update_state(*args, **kwargs)  # type: ignore[misc]
 
     def add_variable(self, *args: object, **kwargs: object) -> Any:
-        """Makes a state variable; if the metric gets all rows, a read takes replica 0's value."""
+        """Makes a state variable; reads return replica 0's value if the metric gets all rows."""
         if self in _of_global_batch:
             kwargs["aggregation"] = "only_first_replica"
         return super().add_variable(*args, **kwargs)  # type: ignore[misc]
@@ -197,7 +197,9 @@ def metrics_of(model: Any) -> Iterator[Any]:
 
 
 def prepare(model: Any, strategy: Strategy) -> None:
-    """Prepares the metrics and penalties of a model for `fit`, even those made outside the scope.
+    """Prepares a model's metrics and activity regularizers for `fit`.
+
+    This includes metrics and regularizers that were made outside of the scope.
 
     Raises an error for losses and random draws that replicas cannot compute exactly.
     """

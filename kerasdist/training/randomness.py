@@ -74,8 +74,9 @@ def _wants_rows(replica: Any) -> bool:
 def _span(count: Any, replica: Any) -> tuple[Any, Any]:
     """Returns how many entries one device draws, and the index of this replica's first entry.
 
-    Without this function, the replica would draw `count` entries. If `count` is not a multiple of
-    the replica's rows, as for noise on weights, `count` and 0 are returned.
+    Entries are along axis 0 of the drawn tensor; the replica itself asks for `count` entries. If
+    `count` is not a multiple of the replica's rows, as for noise on weights, `count` and 0 are
+    returned.
     """
     size, total = replica.local_batch.size, replica.local_batch.total
     if all(isinstance(one, int) for one in (count, size, total)):

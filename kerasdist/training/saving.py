@@ -209,7 +209,10 @@ def _export(original: Original, model: keras.Model, path: str) -> None:
 
 @final
 class _Seen:
-    """Stands for a layer whose variables are symbolic tensors; LoRA is added to the weight."""
+    """Stands for a layer, with symbolic tensors in place of its variables.
+
+    If LoRA is enabled, the layer's weight is read with the product of the adapters added.
+    """
 
     def __init__(self, layer: keras.Layer, symbols: _Symbols) -> None:
         self._layer = layer
@@ -227,7 +230,7 @@ class _Seen:
         if name == merged:
             return getattr(type(layer), name).fget(self)
         found = symbols.of(getattr(layer, name))
-        if name == "weights" and isinstance(found, list):  # the first weight with its adapters
+        if name == "weights" and isinstance(found, list):  # the first one is the adapted weight
             return [getattr(self, merged), *found[1:]]
         return found
 

@@ -160,7 +160,11 @@ class ReplicatedTrainer:
         return original(x, y, y_pred, *args, **kwargs)
 
     def get_metrics_result(self, original: Original) -> dict[str, Any]:
-        """Returns the metrics' results; a replica that runs Keras's own step returns {}."""
+        """Returns the results of the metrics.
+
+        In a replica that runs Keras's own step, returns {}: Keras's step only returns the results,
+        and the trainer reads them after the step.
+        """
         replica = current.fit_replica
         if self.sums_metrics:
             original = partial(keras_compat.metrics_here, self.model)

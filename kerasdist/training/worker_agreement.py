@@ -41,7 +41,10 @@ def given(job: Job, replicas: ReplicaSet, arguments: Mapping[str, Any]) -> dict[
 def working(
     name: str, replicas: ReplicaSet, model: Any, facts: Mapping[str, Any] | None = None
 ) -> Generator[None]:
-    """Returns a context for a step of all workers; first they compare the model and `facts`."""
+    """Returns a context for a call such as `train_on_batch`, which all workers make.
+
+    When the context is entered, the workers compare their models and `facts`.
+    """
     job = replicas.job
     if job is None:
         yield
@@ -61,7 +64,10 @@ def calling(
     call: inspect.BoundArguments,
     facts: Mapping[str, Any],
 ) -> Generator[None]:
-    """Returns a context for `fit`, `evaluate` or `predict`; first the workers compare the call."""
+    """Returns a context for `fit`, `evaluate` or `predict`.
+
+    When the context is entered, the workers compare their calls.
+    """
     model, *_ = call.args
     is_inner = job.is_watched
     with job.translating_failures(name):
@@ -83,13 +89,17 @@ def calling(
             if not is_inner:
                 job.compare_collectives(f"the end of {name}")
         finally:
-            if not is_inner:  # a later call, such as train_on_batch, does not belong to this call
+            if not is_inner:  # what follows, such as train_on_batch, does not belong to this call
                 replicas.first_batches.history.clear()
 
 
 @contextmanager
 def _in_call(job: Job, replicas: ReplicaSet, arguments: Mapping[str, Any]) -> Generator[None]:
-    """Sets `is_in_call`, and `batch_logs_matter` if any worker uses the logs of batches."""
+    """In this context, `replicas.is_in_call` is True.
+
+    `replicas.batch_logs_matter` says whether any worker prints logs of batches, or has a callback
+    that gets them.
+    """
     outer = replicas.batch_logs_matter
     callbacks = arguments.get("callbacks")
     acts = any(map(_acts_on_batches, keras_compat.callbacks_of(callbacks)))

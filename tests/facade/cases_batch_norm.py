@@ -43,9 +43,10 @@ def statistics(lab, layer):
 
 @case(replicas=(2, 3))
 def own_rows(lab, strategy):
-    """By default: a replica's own rows and statistics; what is read is the mean over the replicas.
+    """By default a replica normalizes by its own rows; reads return the mean over replicas.
 
-    A replica without rows keeps its own. Assigning outside makes them one.
+    A replica without rows keeps its moving statistics. Assigning outside of replicas sets those of
+    all replicas.
     """
     layer = layer_in(strategy)
     batches = [far_apart(8), far_apart(7) + 1.0, far_apart(2)]
@@ -95,14 +96,14 @@ def normalising(*layers, synchronized=False):
 
 @case(replicas=(2, 3))
 def synchronized(lab, strategy):
-    """`synchronized=True`: one device's numbers, with gradient; ragged batches too."""
+    """With `synchronized=True`, results and gradients are those of one device."""
     loop = Loop(build=partial(normalising, synchronized=True))
     same(lab, loop, batched(rows(17), 8), NORMAL, strategy)
 
 
 @case
 def synchronized_by_the_strategy(lab):
-    """`MirroredStrategy(batch_norm="synchronized")`: all layers; more axes, compiled or not."""
+    """`MirroredStrategy(batch_norm="synchronized")` synchronizes all layers, compiled or not."""
     strategy = kd.MirroredStrategy(lab.devices, batch_norm="synchronized")
     for loop in (Loop(build=normalising), Loop(build=convolution, compiled=False)):
         same(lab, loop, batched(rows(13), 7), NORMAL, strategy)
@@ -110,7 +111,7 @@ def synchronized_by_the_strategy(lab):
 
 @case(replicas=(2, 3))
 def synchronized_with_a_mask(lab, strategy):
-    """Only what the mask leaves counts, on whichever replica it is."""
+    """A synchronized layer with a mask computes its statistics only from unmasked values."""
     layer = layer_in(strategy, (None, 2, 3), synchronized=True)
     x = far_apart(8).reshape(4, 2, 3)
     mask = np.array([[1, 1], [1, 0], [0, 0], [1, 1]], bool)
@@ -125,7 +126,7 @@ def synchronized_with_a_mask(lab, strategy):
 
 @case
 def synchronized_where_the_mean_is_large(lab, strategy):
-    """No digits are lost: a sum of squares in float32 would give a variance of 0 or worse."""
+    """The variance is exact even if the mean is much larger than the deviation."""
     layer = layer_in(strategy, (None, 1), synchronized=True)
     for pieces in strategy.distribute_dataset(
         [np.arange(10_000, 10_008.0, dtype="float32")[:, None]]
@@ -137,7 +138,7 @@ def synchronized_where_the_mean_is_large(lab, strategy):
 
 @case
 def gradient_penalties(lab):
-    """Second derivatives through a synchronized layer, with a mask: those of one device."""
+    """Second derivatives through a synchronized, masked layer are those of one device."""
     x = far_apart(10).reshape(5, 2, 3)
     mask = np.array([[1, 1], [1, 0], [0, 0], [1, 1], [0, 1]], bool)
 
@@ -168,7 +169,7 @@ def gradient_penalties(lab):
 
 @case
 def fit_after_a_loop(lab):
-    """`predict`, `evaluate` and `fit` go on from the mean of the replicas' statistics."""
+    """After a custom loop, `fit` and `predict` use the mean of the replicas' statistics."""
     (x, y), batches = rows(16), batched(rows(12, 3), 6)
 
     def made():
@@ -199,7 +200,7 @@ def fit_after_a_loop(lab):
 
 @case
 def on_central_storage(lab):
-    """`CentralStorageStrategy`: the one copy is the mean, in the loop and in `predict`."""
+    """Under `CentralStorageStrategy`, moving statistics are the mean over the replicas."""
     strategy = kd.CentralStorageStrategy(lab.devices, lab.devices[0])
     batch = far_apart(8)
     with strategy.scope():
@@ -217,7 +218,7 @@ def on_central_storage(lab):
 
 @case
 def saved_and_loaded(lab, strategy):
-    """A synchronized layer says so when it is saved, and is one when it is loaded in a scope."""
+    """A synchronized layer is still synchronized after the model is saved and loaded."""
     with strategy.scope():
         model = normalising(synchronized=True)
     x = rows(8)[0]
@@ -235,7 +236,7 @@ def saved_and_loaded(lab, strategy):
 
 @case(backends=("jax", "torch"))
 def synchronized_outside(lab):
-    """Outside of every scope Keras refuses `synchronized=True` here, as ever."""
+    """Outside of a scope, Keras refuses `synchronized=True`, as without kerasdist."""
     lab.strategy()
     with lab.raises(ValueError, "synchronized=True is only supported with the TensorFlow"):
         keras.layers.BatchNormalization(synchronized=True)

@@ -15,7 +15,7 @@ worker = LazyModule("kerasdist.cli.diagnostics.cluster_test_worker")
 
 @case(replicas=(2,))
 def collectives_and_bandwidth(lab):
-    """The values of sum, gather and broadcast are checked; a wrong one is a problem."""
+    """`kerasdist test` checks the results of sum, gather and broadcast, and reports wrong ones."""
     strategy = lab.strategy()
     found = [*worker.collectives(strategy), worker.bandwidth(strategy)]
     lab.equal([one.check for one in found], ["sum", "gather", "broadcast", "bandwidth"])
@@ -28,7 +28,7 @@ def collectives_and_bandwidth(lab):
 # The other backends' are among the cases of workers.
 @case(backends=("torch",), replicas=(3,))
 def equal_to_one_device(lab):
-    """Weights of 20 steps equal those of one device; with other statistics they do not."""
+    """`kerasdist test` compares the weights after 20 steps with those of one device."""
     [found] = worker.equality(lab.strategy())
     lab.check(found.verdict == "ok", str(found))
     lab.check("weights equal to one device: " in found.found, found.found)
@@ -38,7 +38,7 @@ def equal_to_one_device(lab):
 
 @case(replicas=(2,))
 def fit_is_measured(lab, strategy):
-    """Where a benchmark's variable is set, `fit` prints what it took, without its first epoch."""
+    """In a worker of `kerasdist bench`, `fit` prints its time without the first epoch."""
     with strategy.scope():
         model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
         model.compile("sgd", "mse")

@@ -13,7 +13,7 @@ def here():
 
 @case(replicas=(1, 2, 3, 4))
 def sums_and_means_of_nests(lab, strategy):
-    """Dicts, lists and tuples are summed leaf by leaf."""
+    """`all_reduce` sums or averages each tensor in nested dicts, lists and tuples."""
     n = lab.replicas
     x = numbered(strategy, lambda i: np.arange(3, dtype="float32") + i)
 
@@ -31,7 +31,7 @@ def sums_and_means_of_nests(lab, strategy):
 
 @case
 def types_together(lab, strategy):
-    """Several types and shapes in one call, each summed in its own; options change how, not what.
+    """One `all_reduce` takes several types and shapes; options do not change the results.
 
     A mean of integers is a float.
     """
@@ -75,7 +75,7 @@ def types_together(lab, strategy):
 
 @case
 def booleans_have_no_sum(lab, strategy):
-    """An all-reduce of booleans is refused, with a word on what to do."""
+    """`all_reduce` and `reduce` refuse booleans; the error says what to do instead."""
     with lab.raises(TypeError, "numbers to add.*bool"):
         strategy.run(lambda: here().all_reduce("SUM", ops.convert_to_tensor([True, False])))
     lab.still_usable(strategy)
@@ -87,7 +87,7 @@ def booleans_have_no_sum(lab, strategy):
 
 @case(replicas=(1, 2, 3))
 def gathers_of_other_sizes(lab, strategy):
-    """Sizes along the axis differ by replica; the axis may count from the end."""
+    """`all_gather` takes sizes that differ by replica, and a negative axis."""
     n = lab.replicas
     x = numbered(strategy, lambda i: np.full((2, i + 1), i, "float32"))
     expected = np.concatenate([np.full((2, i + 1), i, "float32") for i in range(n)], axis=1)
@@ -99,7 +99,7 @@ def gathers_of_other_sizes(lab, strategy):
 
 @case
 def gathers_of_nests_and_types(lab, strategy):
-    """Booleans, integers, other ranks are gathered as they are, leaf by leaf, compiled or not."""
+    """`all_gather` gathers booleans and integers of any rank in nests, compiled or not."""
     x = numbered(strategy, lambda i: {"f": np.array([i == 0]), "n": np.array([[i, 1]], "int32")})
     expected = {"f": np.array([True, False]), "n": np.array([[0, 1], [1, 1]], "int32")}
     run = lambda x: strategy.run(lambda x: here().all_gather(x, axis=0), args=(x,))  # noqa: E731
@@ -109,7 +109,7 @@ def gathers_of_nests_and_types(lab, strategy):
 
 @case(replicas=(1, 2, 3))
 def gradient_of_an_all_reduce(lab, strategy):
-    """The same reduction again: the gradient of w_i * reduced(x)^2 by x of each replica."""
+    """The gradient through an `all_reduce` is reduced over the replicas in the same way."""
     n = lab.replicas
     v = variable_of(strategy, [1.0, 2.0])
     index = numbered(strategy, lambda i: np.float32(i + 1))
@@ -132,7 +132,7 @@ def gradient_of_an_all_reduce(lab, strategy):
 
 @case(replicas=(1, 2, 3))
 def gradient_of_an_all_gather(lab, strategy):
-    """This replica's part of an all-sum, of sizes that are equal and of some that differ."""
+    """The gradient through an `all_gather` is summed over replicas; each gets its own rows."""
     for size in (lambda i: 2, lambda i: i + 1):
         gathering(lab, strategy, size)
 
@@ -169,7 +169,7 @@ def gathering(lab, strategy, size):
 
 @case
 def second_gradients(lab, strategy):
-    """A gradient of a gradient of an all-sum, compiled or not."""
+    """A second derivative through an `all_reduce` is right, compiled or not."""
     v = variable_of(strategy, 3.0)
 
     def step(i):
@@ -189,7 +189,7 @@ def second_gradients(lab, strategy):
 
 @case(backends=("tensorflow",))
 def sparse_gradients(lab):
-    """`tf.IndexedSlices` are summed as they are, on TensorFlow, which alone has them."""
+    """On TensorFlow, `all_reduce` sums `tf.IndexedSlices`."""
     strategy = lab.strategy()
 
     def slices():

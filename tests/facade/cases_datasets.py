@@ -45,13 +45,13 @@ for _name in SOURCES:
     case(
         replicas=(2, 3),
         name=f"from_{_name}",
-        title=f"A distributed {_name}: each batch in pieces, twice over, its length",
+        title=f"The source `{_name}`, distributed: divided batches in each iteration, and `len`",
     )(iterating(_name))
 
 
 @case(replicas=(2, 3))
 def batches_of_any_form(lab, strategy):
-    """Arrays alone, dicts, nests with None and numbers; fewer rows than replicas; a generator."""
+    """Batches may be arrays, dicts, nests with None and numbers, and come from a generator."""
     parts = lambda rows: np.array_split(rows, lab.replicas)  # noqa: E731
     [batch] = strategy.distribute_dataset([{"x": X[:4], "more": [Y[:4], None, 7.0]}])
     lab.equal(parts(X[:4]), lab.components(batch["x"], strategy))
@@ -74,7 +74,7 @@ def batches_of_any_form(lab, strategy):
 
 @case
 def what_an_element_is(lab, strategy):
-    """`element_spec` tells types and shapes, with any number of rows."""
+    """`element_spec` has the types and shapes of a batch, with None as the number of rows."""
     data = strategy.distribute_dataset(pairs())
     spec = data.element_spec
     lab.equal(2, len(spec))
@@ -89,7 +89,7 @@ def what_an_element_is(lab, strategy):
 
 @case
 def input_options(lab, strategy):
-    """Buffers of any size, on the device or not, change no batch; one dataset is one pipeline."""
+    """`InputOptions` for buffers and devices do not change the batches."""
     for options in (
         kd.InputOptions(),
         kd.InputOptions(experimental_per_replica_buffer_size=5),
@@ -124,7 +124,7 @@ def input_options(lab, strategy):
 
 @case
 def an_array_that_is_filled_anew(lab, strategy):
-    """A source may use one array, or tensor, for all its batches, and be asked for the next one."""
+    """A data source may write each batch into the same array or tensor."""
 
     def of_arrays():
         rows = np.empty((SIZE, 2), "float32")
@@ -151,7 +151,7 @@ def an_array_that_is_filled_anew(lab, strategy):
 
 @case
 def an_iteration_left_early(lab, strategy):
-    """Leaving a loop in the middle, and two iterations at once."""
+    """A loop may end early, and one dataset may have two iterators at once."""
     data = strategy.distribute_dataset(pairs())
     for _ in data:
         break
@@ -162,9 +162,10 @@ def an_iteration_left_early(lab, strategy):
 
 @case(replicas=(1, 2))
 def an_iterator_in_a_function(lab, strategy):
-    """`get_next` and `element_spec`; a batch taken in a traced function was the same in each call.
+    """Iterators have `get_next` and `element_spec`; a traced function cannot call `next`.
 
-    TensorFlow's own datasets give the next one there.
+    It would return the same batch in each call. Only PyTorch, which does not trace, and a
+    distributed `tf.data` dataset on TensorFlow return the next batch.
     """
     data = strategy.distribute_dataset(pairs())
     iterator = iter(data)
@@ -191,7 +192,7 @@ def an_iterator_in_a_function(lab, strategy):
 
 @case(replicas=(2, 3))
 def a_function_for_all_replicas(lab, strategy):
-    """PER_WORKER: one pipeline, of which each replica takes the next batch; some may be left."""
+    """With PER_WORKER, each replica takes the next batch of one pipeline."""
     seen = []
 
     def dataset_fn(context):
@@ -218,7 +219,7 @@ def a_function_for_all_replicas(lab, strategy):
 
 @case(backends=("tensorflow",), replicas=(2, 3))
 def lengths_of_native_datasets(lab, strategy):
-    """Of `tf.data` as `tf.distribute` distributes it: what it knows, and its own errors."""
+    """A distributed `tf.data` dataset has a length, or TensorFlow's error if it is unknown."""
     data = strategy.distribute_dataset(tf_dataset())
 
     @kd.function
@@ -245,7 +246,7 @@ def lengths_of_native_datasets(lab, strategy):
 
 @case(replicas=(2, 3))
 def a_function_for_each_replica(lab, strategy):
-    """PER_REPLICA: a pipeline each; one that ends earlier gives batches without a row."""
+    """With PER_REPLICA, a replica whose pipeline ends earlier gets batches without rows."""
 
     def dataset_fn(context):
         lab.equal(lab.replicas, context.num_input_pipelines)
@@ -284,13 +285,13 @@ def pipelined(name):
 for _name in ("tf_data", "DataLoader", "PyDataset", "rows"):
     case(
         name=f"pipelines_of_{_name}",
-        title=f"A function that makes {_name}s: one for all replicas, and one each",
+        title=f"A function may make the source `{_name}` for all replicas, or for each replica",
     )(pipelined(_name))
 
 
 @case
 def rows_of_arrays(lab, strategy):
-    """`experimental_make_numpy_dataset`: rows, batches, shuffled reproducibly."""
+    """`experimental_make_numpy_dataset` yields rows, makes batches, and shuffles by a seed."""
     rows = strategy.experimental_make_numpy_dataset({"x": X, "y": Y})
     lab.equal(10, len(rows))
     lab.equal({"x": X[0], "y": Y[0]}, next(iter(rows)))

@@ -43,13 +43,13 @@ for _name in FITTED:
         replicas=(2, 3),
         like="" if _name in ("list", "tf_data") else "datasets_in_fit.fit_list",
         name=f"fit_{_name}",
-        title=f"A distributed {_name} goes into `fit`, `evaluate` and `predict`",
+        title=f"`fit`, `evaluate` and `predict` take the distributed source `{_name}`",
     )(fitting(_name))
 
 
 @case
 def fit_of_one_replica(lab):
-    """With one device, or no strategy, a distributed dataset is the dataset itself."""
+    """On one device or without a strategy, distributing a dataset does not change it."""
     single = kd.OneDeviceStrategy(lab.devices[0])
     data = single.distribute_dataset(tuple(pairs()))
     lab.equal(pairs(), list(data))
@@ -62,7 +62,7 @@ def fit_of_one_replica(lab):
 
 @case(replicas=(2, 3))
 def fit_of_pipelines(lab, strategy):
-    """The replicas' own batches: a round is a global batch; TensorFlow distributes `tf.data`'s."""
+    """In `fit`, the next batches of all replicas together are one global batch."""
     small = [(X[i : i + 2], Y[i : i + 2]) for i in range(0, 10, 2)]
     size = 2 * lab.replicas
     rounds = [(X[i : i + size], Y[i : i + size]) for i in range(0, 10, size)]
@@ -74,7 +74,7 @@ def fit_of_pipelines(lab, strategy):
 
 @case
 def fit_with_targets_beside(lab, strategy):
-    """Targets and weights belong into the batches."""
+    """`fit` on a distributed dataset refuses `y`, `sample_weight` and `class_weight`."""
     data = strategy.distribute_dataset([X[:4]])
     with strategy.scope():
         model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])

@@ -12,7 +12,7 @@ from tests.facade.lab import FLOAT32
 
 @case
 def central_storage(lab):
-    """Variables on one device: a function over batches of which the last is smaller; reductions."""
+    """`CentralStorageStrategy` runs a function on batches of any size, and reduces the results."""
     strategy = kd.CentralStorageStrategy(lab.devices, "cpu:0")
     rows = np.arange(8, dtype="int32")
     dataset = strategy.experimental_distribute_dataset([rows, rows[:1]])
@@ -29,7 +29,7 @@ def central_storage(lab):
 
 @case
 def where_code_runs(lab, strategy):
-    """Outside of scopes, in a scope and in `run`: the strategy in force, and whose code it is."""
+    """`has_strategy` and similar functions are right outside of scopes, in scopes and in `run`."""
 
     def where():
         here = kd.get_replica_context()
@@ -55,7 +55,7 @@ def where_code_runs(lab, strategy):
 
 @case
 def colocated_variables(lab, strategy):
-    """Variables beside another, updated with them."""
+    """`colocate_vars_with` makes variables beside another, for `extended.update`."""
     with strategy.scope():
         first = keras.Variable(1.0)
         with strategy.extended.colocate_vars_with(first):
@@ -68,7 +68,7 @@ def colocated_variables(lab, strategy):
 
 @case
 def values_made_in_a_function(lab, strategy):
-    """`run` in a compiled function, of values that are made there; an all-reduce in it."""
+    """A compiled function may make distributed values and pass them to `run`."""
 
     def step(x, number):
         return x * 2, kd.get_replica_context().all_reduce("sum", number)
@@ -90,7 +90,7 @@ def values_made_in_a_function(lab, strategy):
 
 @case
 def devices_of_components(lab, strategy):
-    """Components are on their replicas' devices, what they are reduced to is one tensor."""
+    """Each component is on its replica's device; a reduced value is one tensor."""
     result = strategy.run(
         lambda: ops.convert_to_tensor(kd.get_replica_context().replica_id_in_sync_group)
     )
@@ -104,7 +104,7 @@ def devices_of_components(lab, strategy):
 
 @case
 def options_of_a_run(lab, strategy):
-    """Options of a run: kerasdist's and tf.distribute's own; anything else is refused."""
+    """`run` takes kerasdist's and tf.distribute's `RunOptions`, and refuses anything else."""
     names = "enable_dynamic_batch_size bucketizing_dynamic_shape xla_options"
     tf_options = collections.namedtuple(
         "RunOptions",
@@ -131,7 +131,7 @@ def options_of_a_run(lab, strategy):
 
 @case
 def distributed_values(lab):
-    """Values of a dataset and of `run`, as an argument of `run` and of `reduce`, and looked at."""
+    """`run` and `reduce` take values that come from a dataset or from `run`."""
     strategy = kd.MirroredStrategy(lab.devices)
     dataset = strategy.experimental_make_numpy_dataset(np.arange(5.0, 9.0, dtype="float32"))
     batches = iter(strategy.experimental_distribute_dataset(dataset.batch(2)))
@@ -153,7 +153,7 @@ def distributed_values(lab):
 
 @case
 def loops_over_datasets(lab, strategy):
-    """A loop over the batches; several epochs of some steps each; a signature is left out."""
+    """A loop reads all batches, or a number of steps per epoch; `input_signature` is refused."""
     features, labels = np.ones((4, 1), "float32"), np.ones((4, 1), "float32")
     dataset = strategy.experimental_distribute_dataset([(features, labels)] * 6)
 
@@ -185,7 +185,7 @@ def loops_over_datasets(lab, strategy):
 
 @case
 def the_last_batches(lab, strategy):
-    """`get_next`, step by step; where the data have ended, `next` gives its default."""
+    """`get_next` returns the next batch; at the end of the data, `next` returns its default."""
     rows = np.arange(5, dtype="float32")
     batches = iter(strategy.experimental_distribute_dataset([rows[:2], rows[2:4], rows[4:]]))
     lab.check(isinstance(batches, kd.DistributedIterator), "a DistributedIterator")
@@ -199,7 +199,7 @@ def the_last_batches(lab, strategy):
 
 @case
 def clusters(lab):
-    """Resolvers of `TF_CONFIG` and of addresses in the script; what they need not be told."""
+    """Resolvers read `TF_CONFIG` or addresses; arguments without a meaning are refused."""
     workers = {"worker": ["localhost:12345", "localhost:23456"]}
     told = json.dumps({"cluster": workers, "task": {"type": "worker", "index": 0}})
     found = kd.cluster_resolver.TFConfigClusterResolver({"TF_CONFIG": told})
@@ -230,9 +230,9 @@ def clusters(lab):
 
 @case
 def logical_devices(lab):
-    """Images cut, logits and labels whole on every logical device for the loss; one adds.
+    """A step cuts images over a replica's devices and copies labels to them (`TPUStrategy`).
 
-    CPU devices stand in for TPUs. Where replicas have one device each, an error says so.
+    CPU devices stand in for TPUs. Backends other than JAX refuse the strategy.
     """
     images = np.random.default_rng(0).normal(size=(4, 4, 4, 1)).astype("float32")
     labels = np.ones((4, 3), "float32")
@@ -269,9 +269,9 @@ def logical_devices(lab):
 
 @case
 def the_way_to_a_tpu_strategy(lab):
-    """A resolver, a topology, an assignment, a strategy and its step, as on the strategy's page.
+    """A resolver, a topology and a device assignment lead to a `TPUStrategy` and its step.
 
-    A slice of 2 x 2 chips, for which CPU devices stand in. Where there is none an error says so.
+    CPU devices stand in for a slice of 2 x 2 chips. Backends other than JAX refuse the strategy.
     """
     resolver = kd.cluster_resolver.TPUClusterResolver(tpu="")
     kd.connect_to_cluster(resolver)

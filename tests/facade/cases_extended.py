@@ -13,7 +13,7 @@ def counting(strategy):
 
 @case(replicas=(1, 2, 3))
 def devices_and_facts(lab, strategy):
-    """Devices by Keras's names; facts that other code asks."""
+    """`extended` has the devices by Keras's names, and the facts that other libraries read."""
     extended = strategy.extended
     lab.equal(lab.devices, list(extended.worker_devices))
     lab.equal(lab.devices, list(extended.parameter_devices))
@@ -31,7 +31,7 @@ def devices_and_facts(lab, strategy):
 
 @case(replicas=(2, 3))
 def reduce_to_and_batch_reduce_to(lab, strategy):
-    """Sums and means where a variable, a value or a device is."""
+    """`reduce_to` and `batch_reduce_to` reduce to the devices of a variable or value."""
     n = lab.replicas
     with strategy.scope():
         variable = keras.Variable(0.0)
@@ -51,7 +51,7 @@ def reduce_to_and_batch_reduce_to(lab, strategy):
 
 @case
 def broadcast_read_and_container(lab, strategy):
-    """A tensor, equal on every device; a variable's value in cross-replica code, its container."""
+    """`broadcast_to` copies a tensor to all devices; `read_var` reads a variable."""
     with strategy.scope():
         variable = keras.Variable([1.0, 2.0])
         lab.equal([1.0, 2.0], strategy.extended.read_var(variable))
@@ -63,7 +63,7 @@ def broadcast_read_and_container(lab, strategy):
 
 @case
 def update_with_components(lab, strategy):
-    """Arguments that are distributed values are taken apart by copy, results put together."""
+    """`extended.update` gives each copy of a variable its component of the arguments."""
     with strategy.scope():
         variable = keras.Variable(1.0)
         mirrored = strategy.extended.reduce_to("SUM", counting(strategy), variable)
@@ -86,7 +86,7 @@ def update_with_components(lab, strategy):
 
 @case
 def copies_that_are_updated(lab):
-    """`group=False`: a result for each device that holds the variable; one on central storage."""
+    """`update(group=False)` returns one result for each device that holds the variable."""
     for strategy in (lab.strategy(), kd.CentralStorageStrategy(lab.devices)):
         extended = strategy.extended
         with strategy.scope():
@@ -99,7 +99,7 @@ def copies_that_are_updated(lab):
 
 @case
 def update_in_a_merge_call(lab, strategy):
-    """The optimizers' way: a merge call, a reduction, an update."""
+    """A merge call reduces a gradient and updates a variable, as optimizers do."""
     variable = variable_of(strategy, 10.0)
 
     def merge(given, gradient):
@@ -127,7 +127,7 @@ def update_in_a_merge_call(lab, strategy):
 
 @case
 def variables_of_a_scope(lab):
-    """Variables made in a scope, by layers or lazily, are its strategy's, and mirrored."""
+    """Variables made in a scope, directly or by layers, are mirrored."""
     strategy, other = lab.strategy(), lab.strategy(3)
     made = []
 
@@ -155,7 +155,7 @@ def variables_of_a_scope(lab):
 
 @case
 def one_device_and_default_strategies(lab):
-    """The same calls where there is but one replica."""
+    """`OneDeviceStrategy` and the default strategy support the same calls."""
     for strategy in (kd.OneDeviceStrategy("cpu:0"), kd.get_strategy()):
         lab.equal(1, strategy.num_replicas_in_sync)
         variable = variable_of(strategy, 2.0)
@@ -179,7 +179,7 @@ def one_device_and_default_strategies(lab):
 
 @case
 def summaries(lab):
-    """A strategy names its devices."""
+    """The text of a strategy names its devices."""
     lab.equal("MirroredStrategy(['cpu:0', 'cpu:1'])", str(lab.strategy()))
     lab.equal("OneDeviceStrategy(['cpu:0'])", repr(kd.OneDeviceStrategy("cpu:0")))
     lab.equal("DefaultStrategy()", str(kd.get_strategy()))

@@ -25,7 +25,7 @@ def parts(strategy, model_in, optimizer_in, built_by_hand=False):
 
 @case
 def loops_of_parts_from_outside(lab):
-    """Model or optimizer made outside: the numbers of plain Keras."""
+    """A custom loop with a model or optimizer made outside of the scope equals plain Keras."""
     batches = batched(rows(20), 5)
     loop = Loop(optimizer=lambda: keras.optimizers.Adam(0.01), compiled=False)
     expected = loop.plain(batches)
@@ -43,7 +43,7 @@ def loops_of_parts_from_outside(lab):
 
 @case
 def statistics_from_outside(lab):
-    """The state of a BatchNormalization and of a metric made outside are kept as if made inside."""
+    """A BatchNormalization or metric made outside of the scope trains as if made inside."""
 
     def trained(inside):
         keras.backend.clear_session(free_memory=False)

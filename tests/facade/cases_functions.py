@@ -21,7 +21,7 @@ def compiled_on(lab):
 
 @case
 def a_compiled_step_is_traced_once(lab, strategy):
-    """Calls with the same shapes run the body once (PyTorch: once a call and replica)."""
+    """A compiled step is not traced again for the same shapes (PyTorch runs it each time)."""
     v = variable_of(strategy, 1.0, aggregation="mean")
     bodies = {"outer": 0, "inner": 0}
 
@@ -54,7 +54,7 @@ def a_compiled_step_is_traced_once(lab, strategy):
 
 @case
 def another_shape_is_another_trace(lab, strategy):
-    """A ragged last batch is traced once more, and gives right numbers, compiled or not."""
+    """A compiled step gives the right numbers for a smaller last batch."""
 
     def total(batch):
         return strategy.reduce("SUM", strategy.run(ops.sum, args=(batch,)), axis=None)
@@ -68,7 +68,7 @@ def another_shape_is_another_trace(lab, strategy):
 
 @case
 def functions_in_functions(lab, strategy):
-    """A compiled function calls another, in and out of `run`."""
+    """A compiled function may call another one, inside and outside of `run`."""
     v = variable_of(strategy, 1.0, aggregation="mean")
 
     @kd.function
@@ -92,7 +92,7 @@ def functions_in_functions(lab, strategy):
 
 @case
 def static_arguments(lab):
-    """Texts, numbers, booleans and None are constants; arrays are traced by shape and type."""
+    """Texts, numbers and None are constants of a trace; arrays are traced by shape and type."""
     seen, bodies = [], []
 
     @kd.function
@@ -124,7 +124,7 @@ def static_arguments(lab):
 
 @case
 def functions_of_plain_code(lab):
-    """Outside of every strategy: variables read and written, nests in and out; with options."""
+    """Without a strategy, a compiled function reads and writes variables, and takes nests."""
     v = keras.Variable([1.0, 2.0])
 
     @kd.function
@@ -150,7 +150,7 @@ def functions_of_plain_code(lab):
 
 @case(backends=("tensorflow",))
 def a_replica_in_xla(lab):
-    """XLA compiles the forward and backward pass of each replica, inside of `run`."""
+    """XLA compiles the forward and backward pass that each replica runs in `run`."""
     strategy = lab.strategy()
     x = np.linspace(-1.0, 1.0, 12, dtype="float32").reshape(4, 3)
     with strategy.scope():
@@ -178,7 +178,7 @@ def a_replica_in_xla(lab):
 
 @case(backends=("tensorflow",))
 def xla_around_a_run_is_refused(lab):
-    """`jit_compile=True` on what `run` runs, around `run`, and in a function around: an error."""
+    """`jit_compile=True` is refused for a step of `run` and for a function around `run`."""
     strategy = lab.strategy()
     for compiles in (kd.function(jit_compile=True), partial(tf.function, jit_compile=True)):
         step = compiles(ops.sum)
@@ -195,7 +195,7 @@ def xla_around_a_run_is_refused(lab):
 
 @case
 def an_error_in_a_compiled_function(lab, strategy):
-    """It comes out with its type, and the variables are as they were."""
+    """An error in a compiled function keeps its type; variables can still be used."""
     v = variable_of(strategy, 1.0, aggregation="mean")
     wrong = [True]
 
@@ -216,7 +216,7 @@ def an_error_in_a_compiled_function(lab, strategy):
 
 @case
 def values_read_before_a_call_stay(lab, strategy):
-    """A variable's value that was read before a compiled step is what it was, after it."""
+    """Values that were read before a compiled step do not change after it."""
     v = variable_of(strategy, [1.0, 2.0], aggregation="mean")
     plain = keras.Variable([1.0, 2.0])
 
@@ -243,7 +243,7 @@ def values_read_before_a_call_stay(lab, strategy):
 
 @case
 def methods_and_objects(lab, strategy):
-    """A method of a user's class is compiled; objects among the arguments are constants."""
+    """A compiled method of a user's class works for each object of the class."""
 
     class Trainer:
         def __init__(self, factor):
@@ -269,7 +269,7 @@ def methods_and_objects(lab, strategy):
 
 @case(refused={"tensorflow": ("ReplicaError", "Expected collectives.*directly in the step")})
 def collectives_in_inner_functions(lab, strategy):
-    """A compiled function that is called in a replica communicates; TensorFlow's can't."""
+    """A compiled function called in a replica may call collectives, but not on TensorFlow."""
 
     @kd.function
     def inner(x):
@@ -286,7 +286,7 @@ def collectives_in_inner_functions(lab, strategy):
 
 @case
 def a_model_built_in_a_compiled_step(lab, strategy):
-    """The first call of a step, compiled or not, builds model and optimizer: the strategy's."""
+    """A step that builds a model and optimizer in its first call makes mirrored variables."""
     x = np.random.default_rng(0).random((8, 2)).astype("float32")
     for compile_ in (kd.function, lambda function: function):
         with strategy.scope():

@@ -21,7 +21,7 @@ def everywhere(lab, make):
 
 @case
 def gradients_that_are_none_and_zero(lab):
-    """None for a variable that was not read, zeros for one that was read without influence."""
+    """A gradient is None for an unread variable, and zeros for one without influence."""
 
     def make():
         a, b, c = keras.Variable(2.0), keras.Variable([1.0, 1.0]), keras.Variable(3.0)
@@ -40,7 +40,7 @@ def gradients_that_are_none_and_zero(lab):
 
 @case
 def has_aux(lab):
-    """A function may return more beside its value, of any form."""
+    """With `has_aux=True`, the function also returns any nested structure."""
 
     def make():
         v = keras.Variable(3.0)
@@ -59,7 +59,7 @@ def has_aux(lab):
 
 @case
 def gradients_of_gradients(lab):
-    """Nested: a second derivative."""
+    """`value_and_grad` inside of `value_and_grad` gives a second derivative."""
 
     def make():
         v = keras.Variable(2.0)
@@ -72,7 +72,7 @@ def gradients_of_gradients(lab):
 
 @case
 def what_the_function_assigns_stays(lab):
-    """Moving statistics and counters that the function writes persist."""
+    """Variables keep what a differentiated function assigns to them."""
     counters = []
 
     def make():
@@ -93,7 +93,7 @@ def what_the_function_assigns_stays(lab):
 
 @case
 def what_is_differentiated(lab):
-    """No variables, one that is named twice or not trainable, a constant, each type, an error."""
+    """Edge cases: no variables, one named twice, not trainable, a constant loss, an error."""
     value, gradients = kd.value_and_grad(lambda: ops.convert_to_tensor(3.0), [])
     lab.equal([3.0, []], [value, gradients])
     v = keras.Variable(3.0)
@@ -120,7 +120,7 @@ def what_is_differentiated(lab):
 
 @case
 def values_that_are_no_scalar(lab):
-    """What is differentiated is a scalar; anything else is refused with a word on what to do."""
+    """The differentiated value must be a scalar; the error says what to do."""
     v = keras.Variable([1.0, 2.0])
     with lab.raises((ValueError, TypeError), "Expected.*scalar.*Received"):
         kd.value_and_grad(lambda: v * v, [v])
@@ -133,7 +133,7 @@ def values_that_are_no_scalar(lab):
 
 @case
 def gradients_of_models_with_state(lab):
-    """BatchNormalization and Dropout inside: moving statistics and seeds move once a call."""
+    """Moving statistics and seeds advance once per call of `value_and_grad`."""
     model = keras.Sequential(
         [keras.Input((3,)), keras.layers.BatchNormalization(), keras.layers.Dropout(0.5, seed=1)]
     )
@@ -150,7 +150,7 @@ def gradients_of_models_with_state(lab):
 
 @case(replicas=(2, 3))
 def next_values_in_the_place_of_gradients(lab, strategy):
-    """Of a variable with `overwrite_with_gradient`, as float8 scales, the largest counts."""
+    """A variable with `overwrite_with_gradient` gets the largest of the replicas' values."""
     with strategy.scope():
         scale, weight = keras.Variable(0.5), keras.Variable(10.0)
         scale.overwrite_with_gradient = True
@@ -169,7 +169,7 @@ def next_values_in_the_place_of_gradients(lab, strategy):
 
 @case
 def collectives_in_custom_gradients(lab, strategy):
-    """A `keras.ops.custom_gradient` whose backward pass calls a collective."""
+    """The backward pass of a `keras.ops.custom_gradient` may call a collective."""
     variable = variable_of(strategy, 3.0)
 
     @ops.custom_gradient

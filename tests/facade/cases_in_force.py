@@ -84,7 +84,7 @@ def strategies(lab):
 
 @case
 def strategy_of_a_models_code(lab):
-    """In layers, steps, losses, metrics: the model's strategy, as one of its replicas sees it."""
+    """Code of a model (layers, steps, losses, metrics) sees the model's strategy as a replica."""
     for strategy in strategies(lab):
         seen, n = {}, strategy.num_replicas_in_sync
 
@@ -106,7 +106,7 @@ def strategy_of_a_models_code(lab):
 
 @case
 def losses_of_tf_distribute_in_a_models_code(lab):
-    """A loss that a port divides by the number of replicas is that part on each backend."""
+    """A `compute_loss` of the user may divide by the number of replicas, as for tf.distribute."""
     strategy = lab.strategy(check="off")
 
     class Model(keras.Model):

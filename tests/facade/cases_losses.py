@@ -16,7 +16,7 @@ def divided(strategy, *arrays):
 
 @case(replicas=(1, 2, 3))
 def compute_average_loss(lab, strategy):
-    """Its sum over the replicas is the mean of the global batch, ragged or not."""
+    """The sum of `compute_average_loss` over replicas is the mean of the global batch."""
     for rows in (6, 5, 1):
         losses = np.arange(rows, dtype="float32") + 1.0
         weights = np.linspace(0.5, 2.0, rows).astype("float32")
@@ -35,7 +35,7 @@ def compute_average_loss(lab, strategy):
 
 @case
 def losses_of_more_dimensions(lab, strategy):
-    """An example's loss is the sum along its axes; weights may be one an example.
+    """`compute_average_loss` sums the losses of each example; weights may be per example.
 
     The global batch size is by default the replica's number of rows, times the replicas.
     """
@@ -55,7 +55,7 @@ def losses_of_more_dimensions(lab, strategy):
 
 @case
 def the_global_batch_size_as_a_tensor(lab, strategy):
-    """It may be a tensor, as a sum over the replicas of their rows."""
+    """`global_batch_size` may be a tensor, such as an all-reduced number of rows."""
 
     @kd.function
     def compiled(batch):
@@ -72,7 +72,7 @@ def the_global_batch_size_as_a_tensor(lab, strategy):
 
 @case(replicas=(1, 2, 3))
 def scale_regularization_loss(lab, strategy):
-    """Its sum over the replicas is the loss itself."""
+    """The sum of `scale_regularization_loss` over the replicas is the loss itself."""
 
     def step():
         terms = [ops.convert_to_tensor(3.0), ops.convert_to_tensor([1.0, 2.0])]
@@ -85,7 +85,7 @@ def scale_regularization_loss(lab, strategy):
 
 @case(replicas=(2, 3))
 def keras_losses(lab, strategy):
-    """Keras's losses: the mean of a replica, divided by the number of replicas; sums stay."""
+    """In a replica, a mean loss of Keras is divided by the number of replicas; a sum is not."""
     data = np.random.default_rng(0)
     y = data.integers(0, 2, (12, 1)).astype("float32")
     p = data.normal(size=(12, 1)).astype("float32")
@@ -112,7 +112,7 @@ def keras_losses(lab, strategy):
 
 @case
 def outside_of_a_replica(lab, strategy):
-    """Both helpers are refused in cross-replica context, and plain outside of strategies."""
+    """`compute_average_loss` and `scale_regularization_loss` are refused in a scope."""
     x = np.float32([1.0, 3.0])
     lab.equal(2.0, kd.compute_average_loss(x))
     lab.equal(4.0, kd.scale_regularization_loss(ops.convert_to_tensor(4.0)))
@@ -126,7 +126,7 @@ def outside_of_a_replica(lab, strategy):
 
 @case
 def a_bad_global_batch_size(lab):
-    """A negative and a broken number of examples are refused; without examples the loss is 0."""
+    """`global_batch_size` must be an integer of at least 0; without examples the loss is 0."""
     for size in (-1, 2.5):
         with lab.raises(ValueError, "Expected global_batch_size to be an integer.*Received"):
             kd.compute_average_loss(np.float32([1.0]), global_batch_size=size)
@@ -137,7 +137,7 @@ def a_bad_global_batch_size(lab):
 
 @case
 def in_double_precision(lab):
-    """Losses of float64 stay such, whether the size of the batch is a number or a tensor."""
+    """`compute_average_loss` of float64 losses is float64."""
     if lab.backend == "jax":
         double = jax.enable_x64
     else:

@@ -10,7 +10,7 @@ from tests.facade.lab import numbered, variable_of
 
 @case(replicas=(1, 2, 3, 4))
 def who_a_replica_is(lab, strategy):
-    """Number, count, strategy and devices."""
+    """A replica context has the replica's number, the number of replicas and the strategy."""
     seen = []
 
     def step():
@@ -27,7 +27,7 @@ def who_a_replica_is(lab, strategy):
 
 @case
 def the_context_is_found_everywhere(lab, strategy):
-    """In nested functions, layers, metrics, in what `value_and_grad` differentiates."""
+    """Layers, metrics and differentiated functions find their replica's context."""
     total = lambda given, value: given.reduce("SUM", value, axis=None)  # noqa: E731
 
     class Summed(keras.layers.Layer):
@@ -73,7 +73,7 @@ def the_context_is_found_everywhere(lab, strategy):
 
 @case
 def a_context_is_a_context_manager(lab, strategy):
-    """`with` makes a replica's context the one in force again, in its merge call too."""
+    """A replica context can be used in a `with` statement."""
 
     def step():
         here = kd.get_replica_context()
@@ -91,7 +91,7 @@ def a_context_is_a_context_manager(lab, strategy):
 
 @case
 def a_metric_of_a_model_in_a_loop(lab, strategy):
-    """A metric that `fit` used, whose state is a maximum: in a custom loop it stays right."""
+    """A metric whose state is a maximum is right in a custom loop after `fit`."""
 
     with strategy.scope():
         metric = largest_error("highest")
@@ -109,7 +109,7 @@ def a_metric_of_a_model_in_a_loop(lab, strategy):
 
 @case(replicas=(2, 3))
 def merge_calls(lab, strategy):
-    """The function is called once, in cross-replica context, with distributed arguments."""
+    """`merge_call` calls its function once, in cross-replica context, with distributed values."""
     calls = []
 
     def merge(given, value, *, more):
@@ -139,7 +139,7 @@ def merge_calls(lab, strategy):
 
 @case
 def merge_calls_return_each_its_component(lab, strategy):
-    """Of a distributed value that the merge function returns, and nests of them."""
+    """`merge_call` returns to each replica its component of a distributed value."""
 
     def merge(given, value):
         doubled = [one * 2.0 for one in given.local_results(value)]
@@ -156,7 +156,7 @@ def merge_calls_return_each_its_component(lab, strategy):
 
 @case
 def a_run_in_a_merge_call(lab, strategy):
-    """The function runs in each replica once more, and may communicate and assign there."""
+    """In a merge call, `run` runs a function in each replica, which may call collectives."""
     variable = variable_of(strategy, 0.0, aggregation="sum")
 
     def inner(x, factor):
@@ -185,7 +185,7 @@ def a_run_in_a_merge_call(lab, strategy):
 
 @case
 def another_replicas_context_is_refused(lab, strategy):
-    """A context that is not in force communicates with nobody."""
+    """Methods of a replica context are refused where the context is not in force."""
     default = kd.get_replica_context()
 
     def step():
@@ -200,7 +200,7 @@ def another_replicas_context_is_refused(lab, strategy):
 
 @case
 def the_default_strategys_context(lab):
-    """Outside of every scope collectives are of one replica, and a merge call is a call."""
+    """Outside of scopes, collectives have one replica; `merge_call` calls its function."""
     here = kd.get_replica_context()
     seen = []
 

@@ -14,7 +14,7 @@ Point = collections.namedtuple("Point", ["x", "y"])
 
 @case(replicas=(1, 2, 3, 4))
 def each_replica_gets_its_component(lab, strategy):
-    """A distributed value is taken apart, anything else goes to all; nests of both."""
+    """`run` gives each replica its component of a distributed value, and all other arguments."""
     data = {"a": numbered(strategy), "b": [np.float32(10.0), (numbered(strategy), None)]}
 
     def step(nest, *, factor, word):
@@ -29,7 +29,7 @@ def each_replica_gets_its_component(lab, strategy):
 
 @case(replicas=(2, 3))
 def nests_come_back_with_a_distributed_value_at_each_leaf(lab, strategy):
-    """Dicts of each kind, lists, tuples and named tuples that a step returns keep their form."""
+    """A step may return nested dicts, lists and named tuples; the result has the same form."""
 
     def step(x):
         ordered = collections.OrderedDict(z=x * 4, a=x)
@@ -65,7 +65,7 @@ def nests_come_back_with_a_distributed_value_at_each_leaf(lab, strategy):
 
 @case
 def plain_results_stay_plain(lab, strategy):
-    """A text or number comes back once; args may be a list; results are arguments of the next."""
+    """`run` returns a text or number once; its results can be arguments of the next `run`."""
     lab.equal("text", strategy.run(lambda: "text"))
     lab.equal({3}, {int(one) for one in lab.components(strategy.run(lambda: 3), strategy)})
     lab.check(strategy.run(lambda: None) is None, "None comes back")
@@ -77,7 +77,7 @@ def plain_results_stay_plain(lab, strategy):
 
 @case(replicas=(1, 2, 3))
 def ragged_components(lab, strategy):
-    """Components of other sizes, a replica without a row among them; with a collective."""
+    """Components may differ in size, and a replica may have no rows."""
     value = numbered(strategy, lambda index: np.arange(lab.replicas - 1 - index, dtype="float32"))
     total = lambda x: kd.get_replica_context().all_reduce("SUM", x)  # noqa: E731
     rows, sums, all_sums = strategy.run(
@@ -95,7 +95,7 @@ def ragged_components(lab, strategy):
 
 @case
 def dtypes_are_kept(lab, strategy):
-    """What goes in comes out in its type."""
+    """Values keep their dtype in `run`."""
     for dtype in ("float32", "float16", "int32", "int8", "uint8", "bool"):
         value = numbered(strategy, lambda index, dtype=dtype: np.array([index, 1], dtype))
         result = strategy.run(lambda x: ops.reshape(x, (2, 1)), args=(value,))
@@ -105,7 +105,7 @@ def dtypes_are_kept(lab, strategy):
 
 @case
 def two_threads_use_one_strategy(lab, strategy):
-    """Two threads run, reduce and communicate on one strategy at once; neither is its maker's."""
+    """Two threads may use one strategy at once, though a third thread has made it."""
 
     def step(x):
         return kd.get_replica_context().all_reduce("SUM", x)

@@ -17,7 +17,7 @@ def case(function):
 
 @case
 def autograph(lab, strategy):
-    """Branches and loops over tensors and datasets, in a step and in its merge call."""
+    """AutoGraph converts branches and loops in a step and in its merge call."""
     numbers = tf.data.Dataset.range(4)
 
     def merge(given, x):
@@ -57,7 +57,7 @@ def autograph(lab, strategy):
 
 @case
 def slices_are_not_gathered(lab, strategy):
-    """`tf.IndexedSlices` have no rows to gather: an error under each strategy, and in replicas."""
+    """`gather` and `all_gather` refuse `tf.IndexedSlices`."""
     slices = tf.IndexedSlices(tf.ones((1, 2)), tf.constant([0]), tf.constant([3, 2]))
     for one in (strategy, kd.OneDeviceStrategy("cpu:0"), kd.get_strategy()):
         with lab.raises(NotImplementedError, "Expected a dense tensor.*Received.*IndexedSlices"):
@@ -68,7 +68,7 @@ def slices_are_not_gathered(lab, strategy):
 
 @case
 def pipelines_on_central_storage(lab):
-    """`tf.data` under `CentralStorageStrategy`, from a dataset and from functions; in `fit` too."""
+    """`CentralStorageStrategy` distributes `tf.data` datasets and functions that make them."""
     strategy = kd.CentralStorageStrategy(lab.devices)
     numbers = tf.data.Dataset.range(8).batch(4)
     each = kd.InputOptions(experimental_replication_mode="PER_REPLICA")
@@ -95,7 +95,7 @@ def pipelines_on_central_storage(lab):
 
 @case
 def variables_of_tensorflow(lab, strategy):
-    """A `tf.Variable` by each aggregation, assigned in replicas and outside, eagerly or not."""
+    """A `tf.Variable` is aggregated as declared when replicas assign to it or add to it."""
     given = np.float32([[1.0, 0.0], [1.0, 1.0]])
     x = numbered(strategy, lambda i: tf.constant(given[i]))
     combined = {"SUM": given.sum(0), "MEAN": given.mean(0), "ONLY_FIRST_REPLICA": given[0]}
@@ -127,7 +127,7 @@ def variables_of_tensorflow(lab, strategy):
 
 @case
 def variables_made_in_run(lab, strategy):
-    """A `tf.Variable` that a step makes in its first call is one, mirrored."""
+    """A `tf.Variable` that a step makes in its first call is one mirrored variable."""
     made = []
 
     def step():
@@ -143,7 +143,7 @@ def variables_made_in_run(lab, strategy):
 
 @case
 def batches_taken_in_a_graph(lab, strategy):
-    """`next` of a distributed dataset's iterator in a compiled step."""
+    """A compiled step may call `next` on the iterator of a distributed dataset."""
     x = np.arange(12.0, dtype="float32").reshape(6, 2)
     iterator = iter(strategy.distribute_dataset(tf.data.Dataset.from_tensor_slices(x).batch(4)))
     step = tf.function(lambda: strategy.run(lambda rows: rows * 2.0, args=(next(iterator),)))
@@ -153,7 +153,7 @@ def batches_taken_in_a_graph(lab, strategy):
 
 @case
 def errors_in_compiled_functions(lab, strategy):
-    """AutoGraph would make another error of one that it does not know."""
+    """An exception in a compiled step keeps its type, which AutoGraph would change."""
 
     class Own(Exception):
         def __init__(self, one, other):
@@ -173,7 +173,7 @@ def errors_in_compiled_functions(lab, strategy):
 
 @case
 def the_check_leaves_variables_of_tensorflow(lab, strategy):
-    """A `tf.Variable` of a model counts the steps of `fit`, not those of the first-batch check."""
+    """A `tf.Variable` that counts steps does not count those of the first-batch check."""
 
     class Counting(keras.Model):
         def __init__(self):
@@ -198,7 +198,7 @@ def the_check_leaves_variables_of_tensorflow(lab, strategy):
 
 @case
 def a_state_for_each_row_is_refused(lab, strategy):
-    """A stateful RNN, of whose rows each replica has a part."""
+    """A model with a stateful RNN is refused, because replicas get only some of its rows."""
     with strategy.scope():
         model = keras.Sequential(
             [keras.Input((3, 1), batch_size=2), keras.layers.LSTM(2, stateful=True)]
@@ -209,7 +209,7 @@ def a_state_for_each_row_is_refused(lab, strategy):
 
 @case
 def a_strategy_of_tensorflow_beside(lab, strategy):
-    """Variables and tapes of a user's own `tf.distribute` strategy are as TensorFlow has them."""
+    """Variables of a `tf.distribute` strategy beside kerasdist's behave as TensorFlow's do."""
     with strategy.scope():
         own = tf.Variable(0.0)
         lab.check(not own and float(own) == 0.0, "expected a number")
@@ -233,7 +233,7 @@ def a_strategy_of_tensorflow_beside(lab, strategy):
 
 @case
 def ragged_and_sparse_pipelines(lab, strategy):
-    """Ragged and sparse tensors: in `tf.data` of rows, as values, and as a model's predictions."""
+    """Ragged and sparse tensors in `tf.data`, in distributed values and in predictions."""
     lengths = np.arange(6) % 4
     rows = tf.RaggedTensor.from_row_lengths(np.arange(lengths.sum(), dtype="float32"), lengths)
     parts = {"ragged": rows, "sparse": rows.to_sparse(), "dense": rows.to_tensor()}
@@ -267,7 +267,7 @@ def ragged_and_sparse_pipelines(lab, strategy):
 
 @case
 def generators_of_tensorflow(lab, strategy):
-    """`tf.random.Generator`, of the scope or from outside: other numbers in each replica."""
+    """A `tf.random.Generator` draws other numbers in each replica."""
     outside = tf.random.Generator.from_seed(1)
     with strategy.scope():
         inside = tf.random.Generator.from_seed(1)
@@ -283,7 +283,7 @@ def generators_of_tensorflow(lab, strategy):
 
 @case
 def checkpoints_and_summaries(lab, strategy):
-    """`tf.train.Checkpoint` restores every copy, of more replicas too; the first one's summary."""
+    """`tf.train.Checkpoint` restores each copy; only replica 0 writes a `tf.summary`."""
     with strategy.scope():
         layer = keras.layers.Dense(1)
         layer.build((None, 2))
@@ -321,7 +321,7 @@ def checkpoints_and_summaries(lab, strategy):
 
 @case
 def scattered_into_variables(lab, strategy):
-    """`scatter_*` of a `tf.Variable`: combined by its aggregation, or TensorFlow's own error."""
+    """`scatter_*` in replicas follows the variable's aggregation, or is TensorFlow's error."""
     how = tf.VariableAggregation
     with strategy.scope():
         mean, total, first = (
@@ -348,7 +348,7 @@ def scattered_into_variables(lab, strategy):
 
 @case
 def traced_once_for_all_iterators(lab, strategy):
-    """A function of an iterator, or with `element_spec` as its signature, is traced once."""
+    """A function that takes an iterator, or batches of an `element_spec`, is traced once."""
     x = np.arange(10.0, dtype="float32")
     data = strategy.distribute_dataset(tf.data.Dataset.from_tensor_slices((x, x)).batch(4))
     add = lambda x, y: tf.reduce_sum(x + y)  # noqa: E731
@@ -369,7 +369,7 @@ def traced_once_for_all_iterators(lab, strategy):
 
 @case
 def modules_of_tensorflow(lab, strategy):
-    """A `tf.Module` with a layer whose call XLA compiles; a SavedModel's function in `run`."""
+    """`run` takes a `tf.Module` with a layer for XLA, and a function of a SavedModel."""
 
     class Compiled(keras.layers.Layer):
         def build(self, shape):

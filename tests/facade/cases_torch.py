@@ -93,7 +93,7 @@ def components_end_with_their_variable(strategy):
 
 @case
 def a_component_gives_way_to_a_change_from_outside(strategy):
-    """Its own, the value from outside, and that again: the first replica's is the value."""
+    """Assigning from outside sets every replica's value; reads return replica 0's value."""
     own = variable_of(strategy, 0.0, trainable=False)
     seen = []
     for change in (lambda: None, lambda: own.assign(5.0), lambda: own.value.data.add_(1.0)):
@@ -116,7 +116,7 @@ def only_a_function_on_one_replica_is_compiled(strategy):
 
 @case
 def replicas_take_turns(strategy):
-    """The last to arrive at a meeting goes on first."""
+    """The last replica that reaches a collective goes on first."""
     events = []
 
     def step():
@@ -133,7 +133,7 @@ def replicas_take_turns(strategy):
 
 @case
 def a_replica_that_comes_too_late_writes_nothing(strategy):
-    """It meets the others after their time limit, and its step is given up."""
+    """A replica that is late at a collective writes nothing after the step has failed."""
     strategy.replica_set.timeout = 0.1
     kinds = [{}, {"synchronization": "on_read", "aggregation": "sum"}]
     written = [variable_of(strategy, 1.0, trainable=False, **kind) for kind in kinds]
@@ -158,7 +158,7 @@ def a_replica_that_comes_too_late_writes_nothing(strategy):
 
 @case
 def a_replica_waits_as_long_as_the_meeting_timeout_says(strategy):
-    """600 s, whatever the variable said."""
+    """A replica waits as long as KERASDIST_MEETING_TIMEOUT says, here 1 s."""
     never = threading.Event()
     with environment.variables(KERASDIST_MEETING_TIMEOUT="1"):
         others = kd.MirroredStrategy(["cpu:0", "cpu:1"])

@@ -112,7 +112,7 @@ def masks_differ_by_replica(strategy):
 
 @case
 def a_restart_draws_what_the_interrupted_run_would_have_drawn(strategy):
-    """Of workers, each of which sees one GPU, its first; they draw other masks."""
+    """Each worker sees one GPU; the workers' masks differ."""
     masks = []
     for rank in range(2):
         with StandIns(1) as gpu:
@@ -221,7 +221,7 @@ def copies_do_not_grow_with_the_model(strategy):
 
 @case
 def rows_travel_ahead(strategy):
-    """What happens to rows, and in which stream of the GPU."""
+    """Records in which CUDA stream the rows are copied, computed on and waited for."""
     log, current = [], ["compute"]
 
     class Stream:

@@ -106,14 +106,14 @@ def same(lab, loop, batches, tolerance=FLOAT32, strategy=None):
 
 @case(replicas=(1, 2, 3, 4))
 def by_hand(lab):
-    """`compute_average_loss`, SGD, a last batch of fewer rows than replicas; compiled or not."""
+    """A custom loop with `compute_average_loss` and SGD trains as on one device."""
     for compiled in (True, False):
         same(lab, Loop(compiled=compiled), batched(rows(17), 8))
 
 
 @case
 def a_layer_is_frozen_between_steps(lab, strategy):
-    """A step that `run` takes by itself trains what is trainable then; JAX compiles it anew."""
+    """A layer's `trainable` may change between two calls of `run`."""
     model, optimizer = Loop().made(strategy)
     layer = model.layers[0]
 
@@ -132,7 +132,7 @@ def a_layer_is_frozen_between_steps(lab, strategy):
 
 @case(replicas=(1, 2, 4))
 def keras_loss_objects(lab):
-    """A Keras loss with a mean, of weights too: divided by the replicas, summed by `apply`."""
+    """Mean losses of Keras, with sample weights too, train as on one device."""
 
     def made():
         loss = keras.losses.MeanSquaredError()
@@ -161,13 +161,13 @@ def optimizing(name):
 
 
 for _name in OPTIMIZERS:
-    _title = f"A custom loop with {_name.replace('_', ', ')}"
+    _title = f"A custom loop with {_name.replace('_', ', ')} trains as on one device"
     case(name=_name, title=_title)(optimizing(_name))
 
 
 @case
 def embeddings(lab):
-    """An Embedding, whose gradient is sparse on TensorFlow."""
+    """An Embedding, whose gradient is sparse on TensorFlow, trains as on one device."""
 
     def build():
         layers = [keras.Input((3,), dtype="int32"), keras.layers.Embedding(6, 4)]
@@ -181,7 +181,7 @@ def embeddings(lab):
 
 @case
 def regularizers(lab):
-    """Regularizers in the loss, scaled by `scale_regularization_loss`."""
+    """Penalties scaled by `scale_regularization_loss` train as on one device."""
 
     def build():
         penalty = keras.regularizers.L2(0.1)
@@ -193,7 +193,7 @@ def regularizers(lab):
 
 @case
 def apply_gradients_and_partial_variables(lab, strategy):
-    """`apply_gradients` with pairs, for a part of the variables, one of them unused."""
+    """`apply_gradients` takes pairs for only some of the variables."""
     with strategy.scope():
         used, other = keras.Variable([1.0, 2.0]), keras.Variable(5.0)
         optimizer = keras.optimizers.SGD(0.5)
@@ -214,7 +214,7 @@ def apply_gradients_and_partial_variables(lab, strategy):
 
 @case
 def fit_and_a_custom_loop_on_one_model(lab):
-    """A model is trained by `fit`, by a loop, and by `fit` again, all as on one device."""
+    """`fit`, a custom loop and `fit` again train one model as on one device."""
     x, y = rows(16)
 
     def train(strategy):
@@ -232,7 +232,7 @@ def fit_and_a_custom_loop_on_one_model(lab):
 
 @case(replicas=(1, 2))
 def loss_scaling(lab):
-    """A LossScaleOptimizer scales the loss and unscales gradients; what overflows is no step."""
+    """A LossScaleOptimizer unscales gradients, and skips a step whose gradients overflow."""
     first, last = batched(rows(16), 8)
     unscaled, _ = Loop().plain([first, last])
     overflowing = np.full_like(first[0], np.nan), first[1]

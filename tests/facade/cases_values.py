@@ -15,7 +15,7 @@ def floats(strategy):
 
 @case(replicas=(2, 3))
 def what_a_value_is(lab, strategy):
-    """`isinstance`, `values` and what is printed, of values from each source."""
+    """Classes, `values` and text of distributed values, from a function and from `run`."""
     given = floats(strategy)
     for value in (given, strategy.run(lambda x: x + 1.0, args=(given,))):
         lab.check(isinstance(value, kd.PerReplica), f"a PerReplica, received {type(value)}")
@@ -38,7 +38,7 @@ def what_a_value_is(lab, strategy):
 
 @case(replicas=(2, 3))
 def keras_tree_takes_values_apart(lab, strategy):
-    """`keras.tree` maps over the components, and makes values of the results."""
+    """`keras.tree` maps over the components of a value, and makes a value of the results."""
     nest = {"a": kd.PerReplica(tuple(range(lab.replicas))), "b": [kd.Mirrored((7,) * lab.replicas)]}
     lab.equal([*range(lab.replicas), *(7,) * lab.replicas], keras.tree.flatten(nest))
     mapped = keras.tree.map_structure(lambda one, other: one + other, nest, nest)
@@ -53,7 +53,7 @@ def keras_tree_takes_values_apart(lab, strategy):
 
 @case(replicas=(2, 3))
 def keras_tree_and_what_run_returns(lab, strategy):
-    """Of what `run` returns the components are leaves; on TensorFlow, as ever, the value is one."""
+    """For `keras.tree`, components of `run`'s results are leaves; on TensorFlow, whole values."""
     value = strategy.run(lambda x: x + 1.0, args=(floats(strategy),))
     expected = [1.0 + index for index in range(lab.replicas)]
     if lab.backend == "tensorflow":
@@ -73,7 +73,7 @@ def keras_tree_and_what_run_returns(lab, strategy):
 
 @case(replicas=(1, 2, 3))
 def local_results(lab, strategy):
-    """Of values, variables, tensors, plain objects and nests."""
+    """`local_results` takes distributed values, variables, tensors, other objects and nests."""
     value = floats(strategy)
     lab.equal(list(map(float, range(lab.replicas))), lab.components(value, strategy))
     nest = strategy.local_results({"a": value, "b": (value,)})
@@ -89,7 +89,7 @@ def local_results(lab, strategy):
 
 @case
 def values_of_objects(lab, strategy):
-    """A value function may return what is no tensor, and nests."""
+    """The function of `distribute_values_from_function` may return any objects, and nests."""
     tensors = [ops.convert_to_tensor(1.0 + i) for i in range(strategy.num_replicas_in_sync)]
     value = strategy.distribute_values_from_function(
         lambda context: {
@@ -109,7 +109,7 @@ def values_of_objects(lab, strategy):
 
 @case
 def a_strategy_is_never_copied(lab, strategy):
-    """A deep copy of what holds a strategy shares it; a copy is refused."""
+    """`copy.deepcopy` keeps the same strategy; `copy.copy` of a strategy is refused."""
     lab.check(copy.deepcopy([strategy])[0] is strategy, "a deep copy shares the strategy")
     with lab.raises(RuntimeError, r"no copy of a strategy.*Received: copy\.copy"):
         copy.copy(strategy)
@@ -118,7 +118,7 @@ def a_strategy_is_never_copied(lab, strategy):
 
 @case(replicas=(2, 3))
 def reduce_values(lab, strategy):
-    """Sum and mean, without an axis, along each, of nests, of integers; equal components count."""
+    """`reduce` takes nests and integers, with no axis, one axis or several axes."""
     n = lab.replicas
     value = floats(strategy)
     total = n * (n - 1) / 2
@@ -158,7 +158,7 @@ def reduce_values(lab, strategy):
 
 @case(replicas=(2, 3))
 def gather_values(lab, strategy):
-    """Of sizes that differ, along other axes, of nests, of integers, tensors and variables."""
+    """`gather` takes components of different sizes, nests, tensors, variables and any axis."""
     rows = numbered(strategy, lambda i: np.full((2, i + 1), i))
     expected = np.concatenate([np.full((2, i + 1), i) for i in range(lab.replicas)], axis=1)
     for axis in (1, -1):

@@ -30,7 +30,7 @@ AGGREGATED = {"sum": sum, "mean": lambda v: sum(v) / len(v), "only_first_replica
 
 @case(replicas=(1, 2, 3))
 def assign_in_a_replica(lab, strategy):
-    """A mirrored variable assigned in replicas, compiled or not: by each aggregation, for all."""
+    """Assigning to a mirrored variable in replicas combines their values by its aggregation."""
     for aggregation, combine in AGGREGATED.items():
         v = variable_of(strategy, 1.0, aggregation=aggregation)
 
@@ -48,9 +48,9 @@ def assign_in_a_replica(lab, strategy):
 
 @case(replicas=(2, 3))
 def adding_in_a_replica(lab, strategy):
-    """`assign_add` and `assign_sub` in replicas combine what is assigned, as on TensorFlow.
+    """`assign_add` and `assign_sub` in replicas combine the added values by the aggregation.
 
-    A counter needs no aggregation: layers of users and seed generators have such.
+    An integer to which all replicas add the same number needs no aggregation.
     """
     v = variable_of(strategy, 1.0, aggregation="mean")
     strategy.run(lambda x: v.assign_add(x), args=(counting(strategy),))  # noqa: PLW0108
@@ -67,7 +67,7 @@ def adding_in_a_replica(lab, strategy):
 
 @case
 def assign_in_cross_replica_context(lab, strategy):
-    """Cross-replica code, and code outside of the scope, assigns to every component."""
+    """Assigning outside of replicas sets every component of a variable."""
     with strategy.scope():
         v = keras.Variable([1.0, 2.0], aggregation="sum")
         v.assign([3.0, 4.0])
@@ -81,9 +81,10 @@ def assign_in_cross_replica_context(lab, strategy):
 
 @case
 def assign_in_update_context(lab, strategy):
-    """`extended.update` assigns without aggregation; of one synchronized on reading, each its own.
+    """`extended.update` assigns to each copy of a variable, without an aggregation.
 
-    Such a variable starts with its value in each replica: 1 sums up to their number.
+    An on-read variable starts with its initial value in each replica. So a sum over replicas
+    begins as the initial value times the number of replicas.
     """
     for aggregation in ("none", "sum", "mean"):
         with strategy.scope():
@@ -109,7 +110,7 @@ def assign_in_update_context(lab, strategy):
 
 @case
 def assign_in_a_merge_call(lab, strategy):
-    """A variable assigned in a merge call, read in the replica afterwards."""
+    """A replica reads the value that its merge call has assigned."""
     v = variable_of(strategy, 1.0, aggregation="sum")
 
     def merge(given, x):
@@ -126,7 +127,7 @@ def assign_in_a_merge_call(lab, strategy):
 
 @case(replicas=(1, 2, 3))
 def on_read_by_each_aggregation(lab, strategy):
-    """A variable synchronised on reading: by each aggregation; assigned in each context."""
+    """Replicas have own values of an on-read variable; reads outside aggregate them."""
     for aggregation, combine in AGGREGATED.items():
         v = on_read(strategy, aggregation)
 
@@ -156,7 +157,7 @@ def on_read_by_each_aggregation(lab, strategy):
 
 @case
 def on_read_without_aggregation_has_no_common_value(lab, strategy):
-    """Replicas read their own; in cross-replica context it is an error, as on TensorFlow."""
+    """Outside of replicas, an on-read variable without an aggregation cannot be read."""
     v = on_read(strategy, "none")
     strategy.run(lambda x: v.assign(x) is None, args=(counting(strategy),))
     result = strategy.run(lambda: v + 0.0)
@@ -175,7 +176,7 @@ def on_read_without_aggregation_has_no_common_value(lab, strategy):
 
 @case
 def no_synchronization_in_a_scope(lab, strategy):
-    """Replicas have no variable that is never synchronized; outside of the scope Keras has."""
+    """`synchronization="none"` is refused in the scope of several replicas."""
     for one in (strategy, kd.CentralStorageStrategy(lab.devices)):
         with lab.raises(ValueError, "Expected synchronization to be.*Received: sync.*outside"):
             variable_of(one, 1.0, synchronization="none")
@@ -185,7 +186,7 @@ def no_synchronization_in_a_scope(lab, strategy):
 
 @case
 def assign_where_all_replicas_have_one_copy(lab):
-    """`CentralStorageStrategy`: what replicas assign is combined as on copies of their own."""
+    """`CentralStorageStrategy` combines what replicas assign as `MirroredStrategy` does."""
     for strategy in (lab.strategy(), kd.CentralStorageStrategy(lab.devices)):
         for aggregation, combine in AGGREGATED.items():
             for method, results in (
@@ -203,7 +204,7 @@ def assign_where_all_replicas_have_one_copy(lab):
 
 @case
 def types_without_a_sum_or_a_mean(lab, strategy):
-    """The mean of 1 and 2 was 1 in a variable of integers; of booleans JAX took the first."""
+    """A mean of integers or booleans, and a sum of booleans, is refused as aggregation."""
     number = numbered(strategy, lambda i: np.int32(i + 1))
 
     def assign(dtype, **options):
@@ -221,7 +222,7 @@ def types_without_a_sum_or_a_mean(lab, strategy):
 
 @case(replicas=(2, 3))
 def on_read_sums_of_integers_keep_the_rest(lab, strategy):
-    """What is assigned outside of a replica is no multiple of the number of replicas."""
+    """An on-read sum of integers may be set to a number that replicas cannot share equally."""
     v = on_read(strategy, "sum", 0)
     lab.equal("int32", keras.backend.standardize_dtype(v.dtype))
     with strategy.scope():
@@ -243,7 +244,7 @@ def on_read_sums_of_integers_keep_the_rest(lab, strategy):
 
 @case
 def metrics_in_steps(lab, strategy):
-    """Metrics updated in replicas: their result counts all replicas' examples."""
+    """Metrics that replicas update return results for the examples of all replicas."""
     with strategy.scope():
         mean, accuracy = keras.metrics.Mean(), keras.metrics.SparseCategoricalAccuracy()
         area = keras.metrics.AUC(num_thresholds=20)
@@ -275,7 +276,7 @@ def metrics_in_steps(lab, strategy):
 
 @case
 def restoring_a_sum_divides_it(lab, strategy):
-    """Weights saved and loaded: a variable that sums on reading gives the sum again."""
+    """A saved and loaded on-read sum has the same value as before."""
 
     class Counting(keras.layers.Layer):
         def build(self, shape):
@@ -310,7 +311,7 @@ def restoring_a_sum_divides_it(lab, strategy):
 
 @case
 def dropout_in_replicas(lab):
-    """Replicas drop other units, reproducibly, compiled or not; seeds advance as on one device."""
+    """Dropout masks differ between replicas and repeat with a seed; replica 0's is one device's."""
 
     def masks():
         keras.utils.set_random_seed(11)
@@ -339,7 +340,7 @@ def dropout_in_replicas(lab):
 
 @case
 def a_metric_of_whole_numbers_is_updated_statelessly(lab, strategy):
-    """`metric.stateless_update_state` outside of replicas changes nothing but what it returns."""
+    """Outside of replicas, `stateless_update_state` does not change the metric itself."""
 
     class Count(keras.metrics.Metric):
         def __init__(self):
@@ -363,7 +364,7 @@ def a_metric_of_whole_numbers_is_updated_statelessly(lab, strategy):
 
 @case(backends=("tensorflow", "torch"))
 def made_and_dropped(lab, strategy):
-    """A step makes variables, reads and drops them: each has its own value, as on one device."""
+    """Variables that a step makes and drops have values of their own."""
 
     def step():
         numbers = (5.0, 7.0, 9.0)  # Python gives the next variable the place of the last

@@ -31,9 +31,9 @@ FILES = (
     "cluster_resolver/tpu/tpu_cluster_resolver",
 )
 
-# Files whose examples are not run, by the reason.
+# Files of tf.distribute whose examples are not run, for each reason.
 OUTSIDE = {
-    "Of parameter servers, which kerasdist does not have; the error names two other strategies.": (
+    "For parameter servers, which kerasdist lacks; its error names two other strategies.": (
         "parameter_server_strategy",
         "parameter_server_strategy_v2",
         "sharded_variable",
@@ -42,14 +42,14 @@ OUTSIDE = {
         "coordinator/coordinator_context",
         "coordinator/remote_value",
     ),
-    "Of `tf.distribute.experimental.rpc`; the error says to use `reduce` and `gather`.": (
+    "For `tf.distribute.experimental.rpc`; the error says to use `reduce` and `gather`.": (
         "experimental/rpc/rpc_ops",
     ),
-    "Of TensorFlow's own preemption; the error says to use `kerasdist.experimental.preempt`.": (
+    "For TensorFlow's preemption; the error says to use `kerasdist.experimental.preempt`.": (
         "failure_handling/failure_handling",
         "failure_handling/preemption_watcher",
     ),
-    "Of functions and classes that TensorFlow does not export, or only for its own tests.": (
+    "For functions and classes that TensorFlow does not export, or only for its own tests.": (
         "distribute_coordinator",
         "multi_process_runner",
         "multi_worker_test_base",
@@ -140,7 +140,7 @@ variables.on_read_by_each_aggregation: variable_sync_on_read_context 1
 
 # Examples that stay without a case, and why.
 NOT_COVERED = dict.fromkeys(
-    ("Hints__1", "Hints__2"), "`experimental_hints`, which TensorFlow itself no longer takes"
+    ("Hints__1", "Hints__2"), "for `experimental_hints`, which TensorFlow has removed"
 )
 
 

@@ -87,7 +87,10 @@ DISTRIBUTED_VARIABLE = internal(
 
 # Batches on GPUs, and gradients of lookups in eager steps.
 
-_AHEAD = "copying batches to GPUs before their steps begin", "batches stay on the host until then"
+_AHEAD = (
+    "copying batches to GPUs before their steps begin",
+    "batches are copied to GPUs only when their steps begin",
+)
 DEVICE_GENERATOR = internal(_GENERATOR, *_AHEAD)
 GENERATOR_BEGIN = internal(f"{_GENERATOR}._init_func", *_AHEAD)
 GENERATOR_NEXT = internal(f"{_GENERATOR}._next_func", *_AHEAD)

@@ -45,7 +45,7 @@ ARE_TRANSFORMS_ACTIVE = internal(
 COMPILER_ERROR = internal(
     "torch._dynamo.exc:TorchDynamoException",
     "running a model without compilation if jit_compile=True fails, on PyTorch",
-    "its `fit` ends with torch's error",
+    "`fit` of such a model ends with torch's error",
 )
 
 DISPATCH_MODE = internal(
@@ -56,7 +56,7 @@ DISPATCH_MODE = internal(
 OPERATION_SCHEMA = internal("torch._ops:OpOverload._schema", _BY_LAYOUT_MAP)
 
 _CALLERS = "modes, entered around `fit`, that apply in all replicas of a process, on PyTorch"
-_OF_FIRST = "they apply only in the first replica"
+_OF_FIRST = "the modes or hooks apply only in the first replica"
 
 FUNCTION_MODES = internal(
     "torch.overrides:_get_current_function_mode_stack",

@@ -24,7 +24,7 @@ def warned_of(call):
 
 @case(replicas=(1, 2))
 def model_made_outside(lab):
-    """Trained outside of the scope of a strategy that nothing was made in: one warning, here."""
+    """A model made outside of the scope gives one warning, at the user's line."""
     data = np.ones((4, 4), "float32"), np.ones((4, 1), "float32")
     gc.collect()
     others = [strategy for strategy in ownership._strategies if not strategy.is_used]
@@ -53,7 +53,7 @@ def model_made_outside(lab):
 
 @case
 def strategies_of_one_process_in_a_job(lab):
-    """In a worker of a job that it has not joined: refused, unless a variable says otherwise."""
+    """A worker that has not joined its job may not make a one-process strategy."""
     job = {"KERASDIST_WORKERS": "2", "KERASDIST_RANK": "1", "KERASDIST_COORDINATOR": "a:1"}
     makers = {
         "MirroredStrategy": kd.MirroredStrategy,
@@ -77,7 +77,7 @@ def strategies_of_one_process_in_a_job(lab):
 
 @case(replicas=(1, 2))
 def arrays_that_are_no_dataset(lab, strategy):
-    """`distribute_dataset(x)` and `((x, y))` would be read as batches; lists of batches are."""
+    """`distribute_dataset` refuses arrays, and takes lists of batches."""
     x, y = np.ones((6, 4), "float32"), np.ones((6, 1), "float32")
     pattern = r"Expected a dataset.*Received: arrays, .*\(6, 4\).*make_numpy_dataset"
     for arrays in (x, (x, y), (x, {"a": y}), ops.convert_to_tensor(x), (x, None)):
@@ -101,7 +101,7 @@ def arrays_that_are_no_dataset(lab, strategy):
 
 @case
 def devices_and_arguments_that_are_none(lab):
-    """No GPU, numbers for names, an argument of `tf.distribute` that the backend decides."""
+    """Errors for a missing GPU, a number as `devices`, and `cross_device_ops`."""
     name = lab.backend
     said = rf"Expected a GPU, but the backend {name} sees none.*'cpu:0'.*Received: devices=.*CUDA"
     for make in (lambda: kd.MirroredStrategy(["cuda:0"]), lambda: kd.OneDeviceStrategy("gpu:0")):

@@ -28,7 +28,7 @@ def refused(lab, strategy, kinds, pattern, *calls):
 
 @case(replicas=(1, 2))
 def args_that_are_no_tuple(lab, strategy):
-    """A tensor, a value, a dict, a text: what is meant is a tuple of one."""
+    """`run` refuses `args` that is not a tuple or list, such as one tensor."""
     said = r"Expected args to be a tuple or list.*Received: args=.*\(x,\)"
     for args in (ops.ones(2), shaped(strategy, [(2,), (2,)]), {"x": 1}, "text", 3):
         refused(lab, strategy, ValueError, said, partial(strategy.run, here, args=args))
@@ -36,7 +36,7 @@ def args_that_are_no_tuple(lab, strategy):
 
 @case
 def reduce_gather_and_more_in_a_replica(lab, strategy):
-    """What is for cross-replica code says what a replica calls instead."""
+    """Methods for cross-replica code, called in a replica, say what to call there."""
     variable = variable_of(strategy, 1.0)
     extended = strategy.extended
     calls = {
@@ -62,7 +62,7 @@ def reduce_gather_and_more_in_a_replica(lab, strategy):
 
 @case
 def scopes_that_do_not_fit(lab):
-    """A scope in another strategy's, and in a replica; in one's own or the default's works."""
+    """A scope may not be opened in another strategy's scope or in a replica."""
     first, second = lab.strategy(), lab.strategy(3)
     default = kd.get_strategy()
     with default.scope(), first.scope(), first.scope():
@@ -97,7 +97,7 @@ def scopes_that_do_not_fit(lab):
 
 @case
 def values_of_another_number_of_replicas(lab):
-    """A strategy of 2 takes no value of 3, whatever it is asked to do with it."""
+    """A strategy of 2 replicas refuses values with 3 components."""
     strategy, other = lab.strategy(), lab.strategy(3)
     value = shaped(other, [(2,)] * 3)
     variable = variable_of(strategy, 1.0)
@@ -122,7 +122,7 @@ def values_of_another_number_of_replicas(lab):
 
 @case
 def variables_of_another_strategy(lab):
-    """A strategy of 2 neither updates nor assigns what was made under a strategy of 3."""
+    """A strategy of 2 replicas refuses to update variables of one with 3 replicas."""
     strategy, other = lab.strategy(), lab.strategy(3)
     variable = variable_of(other, 1.0, aggregation="mean")
     calls = [
@@ -136,7 +136,7 @@ def variables_of_another_strategy(lab):
 
 @case
 def shapes_that_do_not_match(lab, strategy):
-    """In `reduce`, in `gather`, in an all-reduce."""
+    """`reduce`, `gather` and collectives refuse components of different shapes."""
     ragged = shaped(strategy, [(2, 2), (3, 3)])
     calls = [
         lambda: strategy.reduce("SUM", ragged, axis=None),
@@ -152,7 +152,7 @@ def shapes_that_do_not_match(lab, strategy):
 
 @case(replicas=(1, 2))
 def an_axis_out_of_range(lab, strategy):
-    """In `reduce` and `gather`, and in a replica."""
+    """`reduce`, `gather` and `all_gather` refuse an axis that is out of range."""
     value = shaped(strategy, [(2,), (2,)])
     scalars = shaped(strategy, [(), ()])
     calls = [
@@ -169,7 +169,7 @@ def an_axis_out_of_range(lab, strategy):
 
 @case(replicas=(1, 2))
 def an_axis_that_is_no_integer(lab, strategy):
-    """1.0 was an axis on JAX alone; `reduce` takes several."""
+    """An axis must be an integer; only `reduce` takes several axes."""
     value = numbered(strategy, lambda i: np.ones((2, 3), "float32"))
     calls = [
         call
@@ -187,7 +187,7 @@ def an_axis_that_is_no_integer(lab, strategy):
 
 @case
 def an_unknown_reduction(lab, strategy):
-    """Any place that takes a reduce_op names those there are."""
+    """The error for an unknown `reduce_op` names the allowed values."""
     value = shaped(strategy, [(2,), (2,)])
     pattern = "Expected reduce_op to be one of.*SUM.*MEAN.*Received: reduce_op="
     for op in ("MAX", "", None, 3):
@@ -201,7 +201,7 @@ def an_unknown_reduction(lab, strategy):
 
 @case(replicas=(1, 2, 3))
 def an_exception_in_every_replica(lab, strategy):
-    """It comes out with its type, message and the user's line, compiled, in a merge call or not."""
+    """An exception in a step keeps its type and message; the traceback shows the step."""
 
     def step(given=None):
         raise Own("of the user's own")
@@ -221,10 +221,10 @@ def an_exception_in_every_replica(lab, strategy):
 
 @case(replicas=(2, 3))
 def an_exception_in_one_replica(lab, strategy):
-    """The others, which wait for it in a collective, end as well; nothing hangs.
+    """If one replica raises an error, the replicas that wait for it end, too.
 
-    On JAX one program is traced for all replicas, which have no number in Python: there it is
-    an error in each.
+    On JAX one program is traced for all replicas, and a replica's number is no Python number. So
+    there the error is raised in all replicas.
     """
     for which in range(lab.replicas):
 
@@ -254,7 +254,7 @@ def odd_one(action):
 
 @case(backends=UNEQUAL, replicas=(2, 3))
 def unequal_numbers_of_all_reduces(lab, strategy):
-    """A replica that communicates once more, or otherwise, ends the step with an error, soon."""
+    """Replicas that call different collectives end the step with an error."""
 
     def other_kinds():
         if here().replica_id_in_sync_group == 0:
@@ -272,14 +272,14 @@ def unequal_numbers_of_all_reduces(lab, strategy):
 
 @case(backends=("jax",))
 def a_replicas_number_is_no_python_number_on_jax(lab, strategy):
-    """One program is traced for all replicas: a branch in Python on the number is an error."""
+    """On JAX, a Python `if` on the replica's number is an error."""
     step = odd_one(lambda: here().all_reduce("SUM", ops.ones(2)))
     refused(lab, strategy, Exception, "tracer|trace|concrete", partial(strategy.run, step))
 
 
 @case
 def other_structures_from_other_replicas(lab, strategy):
-    """A replica that returns another structure is told; on JAX none can. Keys have no order."""
+    """Replicas must return equal structures; the order of dict keys may differ."""
 
     def step():
         number = here().replica_id_in_sync_group
