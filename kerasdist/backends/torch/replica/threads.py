@@ -60,7 +60,7 @@ class ReplicaThreads:
         self._arrived: dict[int, tuple[str, Any]] = {}
         self._finished: set[int] = set()
         self._ready: deque[int] = deque()  # replicas that may continue, in order of their turns
-        self._to_start: set[int] = set()  # replicas that have not had their first turn
+        self._to_start: set[int] = set()  # replicas whose threads are not started yet
         self._result: Any = None
         self._broken: BaseException | None = None  # the error that ended the step for all replicas
         self._kept: KeptState | None = None
@@ -271,9 +271,9 @@ class ThreadSettings:
 
 
 def _mode_of_thread(mode: Any) -> AbstractContextManager[Any]:
-    """Returns a torch mode of the thread that calls `run`, for the thread of a replica.
+    """Returns the mode for a replica's thread, given a mode of the thread that runs the step.
 
-    A ``torch.device`` mode loses its device's number, and so means the replica's own GPU.
+    A ``torch.device`` mode loses its device's number, so that it means the replica's own GPU.
     """
     device = getattr(mode, "device", None)
     if isinstance(device, torch.device) and type(mode).__module__.startswith("torch."):

@@ -91,7 +91,8 @@ class Components:
             variables: Variables that have components.
             columns: For each variable, its components on the replicas of this process.
         """
-        # Without an aggregation, the variable's own value is the first replica's component.
+        # Only these variables have an aggregate. The own value of each other variable is its first
+        # replica's component.
         shared = [
             index
             for index, variable in enumerate(variables)
@@ -146,7 +147,7 @@ class LoopRules(Rules):
     def assign_together(
         self, scope: ReplicaScope, variable: keras.Variable, value: torch.Tensor
     ) -> bool:
-        """Combines the replicas' values by the variable's aggregation, at once."""
+        """Combines the replicas' values immediately, by the variable's aggregation."""
         ownership.require_own(variable)
         if assignment_in_loop(variable) is Assignment.OWN:
             return False
@@ -155,7 +156,10 @@ class LoopRules(Rules):
         return True
 
     def commit(self, scopes: Sequence[ReplicaScope], *, sums: bool) -> list[int]:
-        """Keeps the components that replicas wrote; writes their aggregates to the variables."""
+        """Keeps the components that replicas wrote; writes their aggregates to the variables.
+
+        If `sums` is False, variables with ``synchronization="on_read"`` are left for a later call.
+        """
         written: dict[int, keras.Variable] = {}
         for scope in scopes:
             written.update(scope.written)
@@ -166,7 +170,7 @@ class LoopRules(Rules):
         return list(written)
 
     def pause(self, scopes: Sequence[ReplicaScope]) -> list[int]:
-        """Commits all variables, also those with the aggregation "sum"."""
+        """Commits all variables, also those with ``synchronization="on_read"``."""
         return self.commit(scopes, sums=True)
 
     @torch.no_grad()
