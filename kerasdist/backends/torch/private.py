@@ -70,7 +70,7 @@ def saved_tensors_hooks(in_traces: bool) -> Any:
 
 
 def may_be_transformed() -> bool:
-    """Returns whether a transform of torch.func is active; True if torch's version cannot tell."""
+    """Returns whether a transform of torch.func is active; True if this torch cannot tell."""
     active = internals.ARE_TRANSFORMS_ACTIVE
     return _looked_up("may_be_transformed", active, lambda: True)()
 

@@ -93,7 +93,7 @@ class TorchCollectives(Collectives):
         rank: The replica's number among the replicas of all workers.
         number: The number by which operations in compiled code find this object.
         scope: The scope through which the replica reads and writes variables.
-        draws: The random generators of all replicas.
+        draws: The random generators of this process's replicas.
         weight: The replica's weight: its fraction of the rows of the global batch.
         calls: How many collectives the replica has called in the current step.
         context: The replica's context in the step that began last.
@@ -440,7 +440,7 @@ class GlobalGather(torch.autograd.Function):
         axis: int,
         alike: bool,
     ) -> torch.Tensor:
-        """Returns the tensors of all replicas."""
+        """Returns the tensors of all replicas, concatenated."""
         replica.scope.sums_in_backward |= any(ctx.needs_input_grad)
         gathered, begin = replica.collect(label, tensor, axis, alike=alike)
         ctx.replica, ctx.label = replica, label

@@ -247,8 +247,8 @@ class TorchReplicaSet(ReplicaSet):
                 "predict in the function of a merge_call, or a call of `run` there in a step of "
                 "fit. All replicas wait for that function. Make the call after the step."
             )
-        # Threads of the user may share a strategy, so only one of them runs a step at a time. If
-        # the function of a merge_call calls `run`, the calling thread holds the lock already.
+        # Several of the user's threads may share a strategy, so only one of them runs a step at a
+        # time. If the function of a merge_call calls `run`, its thread already holds the lock.
         with self._one_step if outer is None else contextlib.nullcontext():
             # A `Trial` works on copies of variables, and a `run` in a merge_call is a step inside
             # of a step. So in both cases new replicas are made, with scopes of their own.

@@ -45,7 +45,7 @@ class Stopped(ReplicaError):  # noqa: N818  no "Error" in the name: the cause is
 
 @final
 class ReplicaThreads:
-    """Threads that run steps together. After an error the caller must make a new object."""
+    """Runs a step's replicas in threads. After an error the caller must make a new object."""
 
     def __init__(self, size: int, *, timeout: float) -> None:
         self._timeout = timeout
@@ -240,10 +240,10 @@ class ThreadSettings:
     """
 
     def __init__(self) -> None:
-        """Stores the settings."""
+        """Stores the settings of the calling thread."""
         self.context = copy_context()
         self._keras_state = keras_compat.copy_thread_state()
-        # Each of these functions makes a context for the thread that calls it.
+        # Each of these functions returns a context that applies one setting to the calling thread.
         self._makers: list[Callable[[], AbstractContextManager[Any]]] = [
             partial(torch.inference_mode, torch.is_inference_mode_enabled()),
             partial(torch.set_grad_enabled, torch.is_grad_enabled()),

@@ -1,8 +1,9 @@
 """Variables in custom loops, which behave as in ``tf.distribute``: mirrored or with components.
 
 A variable with an aggregation is mirrored: when replica code assigns to it, the replicas wait for
-each other, and all of them get the sum, the mean or the first replica's value at once. Two kinds of
-variables have a component on every replica, which persists from one `run` to the next:
+each other, and all of them immediately get the sum, the mean or the first replica's value. Two
+kinds of variables have a separate value on every replica, called a component, which persists from
+one `run` to the next:
 
 - ``synchronization="on_read"``, as for the state of Keras's metrics: the variable's own value is
   the aggregate of the components.

@@ -98,7 +98,7 @@ class Shard:
     def gather(self, own: torch.Tensor) -> torch.Tensor:
         """Returns the whole value from the workers' shards. All workers must call this method."""
         draw_all()
-        # An offloaded shard is in the host's memory.
+        # An offloaded shard is in the host's memory, from which a GPU's group cannot send.
         own = move(self.group.device, own.detach())
         gathered = self.group.gather_alike(padded(own, self.length))
         return gathered.view(-1)[: self.size].view(self.shape)
@@ -106,16 +106,15 @@ class Shard:
 
 @final
 class WeightGroup:
-    """Weights of one layer, or of small layers, that are gathered, summed and freed together.
+    """Weights of one layer, or of several small layers, that are gathered and freed together.
 
-    All workers make variables in the same order, and so the same groups. A message consists of
-    bytes, because a group may have weights of several types, as when some are quantized. A variable
-    may be deleted on one worker before another. So messages have room for a weight until its
-    variable is deleted on all workers.
+    Their gradients are summed together, too. All workers make variables in the same order, and so
+    the same groups. A message consists of bytes, because a group may have weights of several types,
+    as when some are quantized. A variable may be deleted on one worker before another. So messages
+    have room for a weight until its variable is deleted on all workers.
 
     Attributes:
-        is_open: Whether further weights may join the group. They may until the group's first
-            gather.
+        is_open: Whether further weights may join the group; True until the group's first gather.
         is_used_itself: Whether code outside of layers has read a weight of the group in this step.
     """
 

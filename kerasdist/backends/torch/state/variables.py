@@ -153,8 +153,8 @@ class ReplicaScope(keras.StatelessScope):
         # Whether this is the only replica of its process, on the device that holds the variables.
         self.is_only = is_only
         self._copies = copies
-        # This function is valid until a trial begins. A trial makes new scopes, so this scope can
-        # store the function.
+        # The result of `value_reader` is valid until a `Trial` begins. A `Trial` makes new scopes,
+        # so this scope can store the result.
         self._read_stored = keras_compat.value_reader()
         self.weight = 1.0
         # Whether the step's backward pass has collectives besides the sums of gradients.
@@ -248,8 +248,8 @@ class ReplicaScope(keras.StatelessScope):
     def buffer(self, buffer: torch.Tensor, changing: bool) -> torch.Tensor:
         """Returns a module's buffer on the replica's device.
 
-        If `changing`, the replica may change the result, which is a copy of its own unless the
-        replica is the only one of its process.
+        If `changing`, the replica may change the result in place. The result is then the replica's
+        own copy, or the buffer itself if the process has only this replica.
         """
         if not changing:
             return buffer.to(self.device)
@@ -281,7 +281,7 @@ class ReplicaScope(keras.StatelessScope):
         for key in committed:
             self.written.pop(key, None)
             self.state_mapping.pop(key, None)
-        if self._copies or not self.rules.is_fit:  # keep only the values that were written
+        if self._copies or not self.rules.is_fit:  # values that were only read may be outdated
             kept = {key: self.state_mapping[key] for key in self.written}
             self.state_mapping.clear()
             self.state_mapping.update(kept)

@@ -221,9 +221,9 @@ def _wait_in_thread(work: Waitable) -> futures.Future[object]:
 class ReduceScatter:
     """A started reduce-scatter. If several machines hold the same shards, a sum over them follows.
 
-    Only torch's work object holds the tensor that is sent. NCCL's work object holds the tensor
-    itself, until `wait` has made this thread's stream wait. Gloo's holds a copy until its `wait`
-    returns, and there is no way to ask whether `wait` would block. So on a CPU a new thread waits.
+    Torch's work object keeps the sent tensor in memory. NCCL's object keeps the tensor until `wait`
+    has made this thread's stream wait. Gloo's object keeps a copy until `wait` returns, and cannot
+    tell beforehand whether `wait` would block. So on a CPU a new thread calls `wait`.
     """
 
     def __init__(
@@ -247,10 +247,11 @@ class ReduceScatter:
         self._dtype = dtype
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Waits, on a CPU for `seconds` at most; returns whether the sent tensors are freed.
+        """Waits, on a CPU for `seconds` at most; returns whether the reduce-scatter is done.
 
-        After the wait the sum over machines starts. It must start in the order of the buckets,
-        because the order in which reduce-scatters are done may differ between workers.
+        If it is done, the sent tensor is freed, and the sum over machines starts. These sums must
+        start in the order of the buckets, because the order in which reduce-scatters are done may
+        differ between workers.
         """
         if self._first is not None:
             if isinstance(self._first, futures.Future):
