@@ -28,8 +28,9 @@ def _copy_one_by_one(targets: Sequence[torch.Tensor], sources: Sequence[torch.Te
         target.copy_(source)
 
 
-# The first call of each function from here to `_looked_up` replaces the function by torch's own. So
-# later calls go directly to torch.
+# Each function from here to `_looked_up` replaces itself in this module at its first call. It is
+# replaced by torch's own function or, if torch lacks that, by a substitute. Later calls go directly
+# to the new function.
 
 
 def multiply_each(tensors: Sequence[torch.Tensor], factor: float) -> Sequence[torch.Tensor]:
@@ -60,19 +61,22 @@ def dispatch_modes() -> Sequence[Any]:
 
 
 def saved_tensors_hooks(in_traces: bool) -> Any:
-    """Returns this thread's hooks that pack and unpack tensors saved for backward, or None."""
+    """Returns this thread's hooks that pack and unpack tensors saved for backward, or None.
+
+    With `in_traces`, the hooks are returned even while torch traces code.
+    """
     hooks = internals.SAVED_TENSORS_HOOKS
     return _looked_up("saved_tensors_hooks", hooks, lambda _: None)(in_traces)
 
 
 def may_be_transformed() -> bool:
-    """Returns whether a transform of torch.func is active; True if torch cannot tell."""
+    """Returns whether a transform of torch.func is active; True if this torch cannot tell."""
     active = internals.ARE_TRANSFORMS_ACTIVE
     return _looked_up("may_be_transformed", active, lambda: True)()
 
 
 def _looked_up(name: str, internal: Internal, otherwise: Callable[..., Any]) -> Callable[..., Any]:
-    """Replaces a function of this module by torch's, or by `otherwise`; returns the new one."""
+    """Returns torch's function, or `otherwise`, and stores it in this module under `name`."""
     found = internal.get() if internal.is_there() else otherwise
     globals()[name] = found
     return found

@@ -61,7 +61,7 @@ Form = Any
 """A value as a backup stores it: JSON, and arrays."""
 
 SKIPPED = {_TAG: "skipped"}
-"""The form of a value that a backup does not keep, because it is not needed."""
+"""The form of a value that a backup does not contain: it is not needed, or cannot be saved."""
 
 GONE = {_TAG: "gone"}
 """The form of an attribute that existed when `fit` began, and that was then deleted."""
@@ -74,8 +74,9 @@ class Encoder:
     Attributes:
         lost: By path, the type of each value that cannot be saved.
         filled: The path and the id (or the type) of each value that can be restored by filling the
-            value of a restarted script.
-        tied: Sets of attributes that refer to the same object. If one of them is saved, all are.
+            object that a restarted script makes at this path.
+        tied: Sets of names of attributes that refer to the same object. If one attribute of a set
+            is saved, all attributes of the set are saved.
     """
 
     def __init__(
@@ -99,7 +100,7 @@ class Encoder:
         }
 
     def held(self) -> list[object]:
-        """Returns the values whose ids `filled` contains; the caller must keep them alive."""
+        """Returns the values whose ids `filled` contains; while they exist, no id is used again."""
         return [value for value, *_ in self._seen.values()]
 
     def attributes(self, values: Mapping[str, object], name: str) -> dict[str, Form]:
@@ -308,7 +309,7 @@ def _items(form: Form, current: object, named: dict[str, Any]) -> list[Any]:
 
 
 def _prepare_value(form: Form, kind: str, current: object, named: dict[str, Any]) -> Any:
-    """Returns the object that a form's items will fill; for a form without items, its value."""
+    """Returns an object for `decode` to fill with a form's items, or the value of other forms."""
     if "new" in form and isinstance(current, _FILLED):
         current = copy.copy(current)
     if kind == "dict":
@@ -462,12 +463,15 @@ class Remembering:
     has_changed = False
 
     def __init__(self, objects: Sequence[object], elsewhere: Sequence[object] = ()) -> None:
-        """Stores the objects and their attributes, before anything is restored."""
+        """Stores the objects, and checksums of their attributes before anything is restored.
+
+        The objects in `elsewhere` are saved separately.
+        """
         own = [one.inner if isinstance(one, DelegatingCallback) else one for one in objects]
         self._watched = [_Watched(one, [*elsewhere, *own]) for one in own]
 
     def state(self) -> list[list[Form]]:
-        """Returns a form of the state of each object."""
+        """Returns, for each object, its name and the forms of its changed attributes."""
         states = [[_named(one.object), one.changes()] for one in self._watched]
         self.has_changed = any(changes for _, changes in states)
         return states
@@ -550,7 +554,7 @@ def _write_again(logger: Any, content: bytes) -> None:
 
 
 def _lines_elsewhere(callback: object) -> list[str]:
-    """Returns a line of text if this machine has no file of a CSVLogger, else an empty list."""
+    """Returns a line that names a CSVLogger's file if this machine lacks the file, else []."""
     if not isinstance(callback, keras.callbacks.CSVLogger) or callback.csv_file is None:
         return []
     is_here = Path(callback.filename).is_file()

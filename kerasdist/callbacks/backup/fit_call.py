@@ -50,6 +50,9 @@ def is_same(
 ) -> bool:
     """Returns whether a backup belongs to this call; warns of differences that may matter.
 
+    With `takes_weights`, a backup of another call only causes a warning, because only the backup's
+    weights are used then.
+
     Raises:
         BackupError: If the backup belongs to another call and `takes_weights` is False.
     """

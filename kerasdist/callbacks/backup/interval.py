@@ -66,12 +66,13 @@ class Interval:
         self._replicas = self._at_once = 1
         # The batches of this epoch so far, and after how many of them the last backup was made.
         self._passed = self._last = 0
-        # How many batches this process has trained on: in all, and before `_since`.
+        # How many batches this process has trained on: in all, and before the time `_since`, at
+        # which it begins to measure how long a batch takes.
         self._trained = self._before = 0
         self._since: float | None = None
 
     def train_begins(self, at_once: int, replicas: int, kept: Sequence[int] | None) -> None:
-        """Restores the values of a backup (``kept``), if there is one.
+        """Begins to count. ``kept`` is what `kept` had returned for the restored backup, or None.
 
         ``at_once`` is the number of batches in a call of the train function.
         """
@@ -92,7 +93,7 @@ class Interval:
         self._passed = passed
 
     def batches_passed(self, count: int, wait: Callable[[], None]) -> None:
-        """Stores how many batches of the epoch were trained on; ``wait`` waits for the devices."""
+        """Notes that `count` batches of the epoch are done; ``wait`` waits for the devices."""
         self._trained += count - self._passed
         self._passed = count
         if self.is_open and self._since is None and self._trained >= _COMPILING * self._at_once:
@@ -108,8 +109,8 @@ class Interval:
     def is_due(self, count: int, before: int | None = None) -> bool:
         """Returns whether a backup is due after `count` batches of the epoch.
 
-        ``before`` is the number of batches after which this was asked last; None means the number
-        after which the last backup was made.
+        ``before`` is the number of batches at the last call of this method; None means the number
+        of batches at the last backup.
         """
         begin = self._last if self._is_auto else 0
         before = self._last if before is None else before

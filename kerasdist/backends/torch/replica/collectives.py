@@ -2,7 +2,7 @@
 
 The replicas of a process are threads that wait for each other (`threads.py`). The last thread to
 arrive combines the values of the threads, and then combines the result with the results of the
-other processes (`process_group.py`). The only replica of a process waits for no thread.
+other processes (`process_group.py`). A replica that is alone in its process waits for no thread.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Draws(Protocol):
     """The random generators of the replicas of a step."""
 
     def begin(self) -> None:
-        """Starts a step, in which no replica has drawn yet."""
+        """Starts a step of the replicas, before any of them draws."""
 
     def end(self) -> None:
         """Ends a step."""
@@ -71,7 +71,7 @@ class Shared:
         threads: The threads in which the replicas run; None for a single replica.
         group: The collectives between the processes.
         gradient_sum: Sums the workers' gradients; None if there is one worker.
-        components: In custom loops, the values of variables that differ by replica.
+        components: In custom loops, the values of variables whose value differs between replicas.
         device: The device that holds the variables.
         draws: The random generators of the replicas.
     """
@@ -93,10 +93,10 @@ class TorchCollectives(Collectives):
         rank: The replica's number among the replicas of all workers.
         number: The number by which operations in compiled code find this object.
         scope: The scope through which the replica reads and writes variables.
-        draws: The random generators of all replicas.
+        draws: The random generators of this process's replicas.
         weight: The replica's weight: its fraction of the rows of the global batch.
-        calls: How many collectives the replica has called in its step.
-        context: The replica's context in the last step.
+        calls: How many collectives the replica has called in the current step.
+        context: The replica's context in the step that began last.
         gradient_weight: The weight by which the gradients of the replica's loss will be multiplied;
             1 during the backward pass of a loss that was already multiplied by the weight.
     """
@@ -126,7 +126,8 @@ class TorchCollectives(Collectives):
             strategy: The strategy that runs the step.
             replicas: How many replicas take part in all processes.
             count: How many of these replicas are in this process.
-            local_batch: This replica's local batch in `fit`, `evaluate` and `predict`, or None.
+            local_batch: This replica's local batch in `fit`, `evaluate` and `predict`; None in a
+                custom loop.
         """
         self._count = count
         self.calls = 0
@@ -177,7 +178,7 @@ class TorchCollectives(Collectives):
         return write(variable, value)
 
     def equal_writes(self) -> AbstractContextManager[None]:
-        """Returns a context in which all replicas assign equal values, which need not be sent."""
+        """Returns a context for code in which all replicas assign equal values; none are sent."""
         return replaced(self.scope, "writes_equal", True)
 
     def apply_gradients(
@@ -230,7 +231,7 @@ class TorchCollectives(Collectives):
             self.scope.weights.release()
 
     def differentiated_loss(self, loss: torch.Tensor, *, is_weighted: bool) -> torch.Tensor:
-        """Returns the loss, marked by `WeightedLoss` if it has the replica's weight already."""
+        """Returns the loss; marks it if it was already multiplied by the replica's weight."""
         loss = self._plain(loss)
         return WeightedLoss.apply(self, loss) if is_weighted else loss
 
@@ -282,7 +283,7 @@ class TorchCollectives(Collectives):
         return structure if weights is None else weights.joint(structure)
 
     def sum_gradient(self, label: str, gradient: torch.Tensor) -> torch.Tensor:
-        """Sums the replicas' gradients of a value that they share, weighted as in `GlobalSum`."""
+        """Sums the gradients of a value that all replicas share, weighted as in `GlobalSum`."""
         weight = self.gradient_weight
         label = f"gradient of {label}"
         [total] = GlobalSum.apply(self, label, 1.0 / weight, weight, gradient)
@@ -349,7 +350,7 @@ class TorchCollectives(Collectives):
         return leaf.to(self.scope.device, copy=True) if isinstance(leaf, torch.Tensor) else leaf
 
     def label(self, name: str) -> str:
-        """Returns a name with the number of this call. Replicas compare these labels."""
+        """Returns a name with the number of this call in the step; replicas compare such labels."""
         self.calls += 1
         return f"{name} number {self.calls}"
 
@@ -357,7 +358,7 @@ class TorchCollectives(Collectives):
 def _keep_own(
     _label: str, value: _Value, combine: Callable[[Sequence[_Value]], _Result]
 ) -> _Result:
-    """Replaces `ReplicaThreads.meet` in the only replica of a process."""
+    """Takes the place of `ReplicaThreads.meet` if the process has only one replica."""
     return combine([value])
 
 
@@ -372,7 +373,8 @@ class WeightedLoss(torch.autograd.Function):
     """Marks a loss that was already multiplied by the replica's weight; returns it unchanged.
 
     In the backward pass of this loss all gradients have the weight already, so `GlobalSum` must not
-    apply it again. Other losses of the same step may be without the weight.
+    apply it again. The mark belongs to one loss, because other losses of the same step may not have
+    been multiplied.
     """
 
     @staticmethod
@@ -408,7 +410,8 @@ class GlobalSum(torch.autograd.Function):
         *tensors: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
         """Returns the scaled sums."""
-        # The replica is kept in ctx, because on a GPU the backward pass runs in another thread.
+        # On a GPU the backward pass runs in a thread that belongs to no replica, so ctx keeps the
+        # replica for it.
         ctx.replica, ctx.label, ctx.outer, ctx.inner = replica, label, outer, inner
         replica.scope.sums_in_backward |= any(ctx.needs_input_grad)
         scaled = tensors if inner == 1.0 else private.multiply_each(tensors, inner)
@@ -437,7 +440,7 @@ class GlobalGather(torch.autograd.Function):
         axis: int,
         alike: bool,
     ) -> torch.Tensor:
-        """Returns the tensors of all replicas."""
+        """Returns the tensors of all replicas, concatenated."""
         replica.scope.sums_in_backward |= any(ctx.needs_input_grad)
         gathered, begin = replica.collect(label, tensor, axis, alike=alike)
         ctx.replica, ctx.label = replica, label

@@ -6,9 +6,9 @@ models are compiled, together with their backward passes. The hooks that sum gra
 (`reducer.py`) work as without a compiler. Collectives in layers, and random draws from a replica's
 own generator, are custom operators in the compiled code (`graph_ops.py`).
 
-The only replica of a process reads the variables themselves. So the compiled code can run outside
-of the replica's scope, as plain Keras's code does. Afterwards the scope gets the list of variables
-that the compiled code has written.
+A worker's replica is the only one in its process, and reads the variables themselves, not copies of
+them. So the compiled code can run outside of the replica's scope, as plain Keras's code does.
+Afterwards the scope gets the list of variables that the compiled code has written.
 """
 
 from __future__ import annotations

@@ -31,9 +31,9 @@ _BATCH_NORMS = (
     *(one for one in nn.BatchNorm1d.__mro__[1:2] if one is not nn.Module),
 )
 
-# The modules whose code a replica is running. Replicas take turns, so usually a replica does not
-# call a module that is in this set. This happens only if another replica waits in a collective
-# inside of the module.
+# The modules whose code a replica is running. Replicas take turns, so a replica normally calls only
+# modules that are not in this set. A module is still in the set only if another replica waits in a
+# collective inside of the module.
 _in_use: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
 
 
@@ -63,7 +63,7 @@ def _lead(
 
 
 def scope_here() -> Any:
-    """Returns the scope of the replica or the trial whose code is running, or None."""
+    """Returns the scope of the replica or of the `Trial` whose code is running, or None."""
     collectives = collectives_here()
     return current.trial if collectives is None else collectives.scope
 
@@ -76,7 +76,8 @@ def _named_parameters(
     **kwargs: object,
 ) -> Iterator[tuple[str, Any]]:
     values = _values_by_parameter(scope, layer)
-    # The first call registers the variables' own values with torch, so it runs outside of scopes.
+    # The first call of `original` registers the variables' own values with torch, not a replica's
+    # values. So `original` runs outside of scopes.
     with keras_compat.outside_stateless_scopes():
         parameters = original(layer, *args, **kwargs)
     for name, parameter in parameters:

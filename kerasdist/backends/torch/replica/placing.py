@@ -17,14 +17,14 @@ from kerasdist.core.devices import Device
 
 @final
 class Version:
-    """Records a tensor and its state, to find out later whether it was changed or replaced."""
+    """Records a tensor as it is now, to find out later whether it was changed or replaced."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._tensor, self._address = tensor, tensor.data_ptr()
         self._changes = private.count_changes(tensor)
 
     def is_of(self, tensor: torch.Tensor) -> bool:
-        """Returns whether this is the recorded tensor, and has not changed since then."""
+        """Returns whether `tensor` is the recorded tensor, unchanged since it was recorded."""
         is_there = tensor is self._tensor and tensor.data_ptr() == self._address
         return is_there and private.count_changes(tensor) == self._changes
 
@@ -67,8 +67,8 @@ def move(device: torch.device, leaf: object) -> Any:
     if device.type == "cpu":
         return leaf.to(device)
     if device.type == "cuda" and leaf.device.type == "cpu":
-        # A copy from ordinary memory would first wait for all work of the GPU. Torch reuses
-        # page-locked memory only when all copies from it are done, so nothing must keep `leaf`.
+        # A copy from ordinary memory would first wait for all work of the GPU. The page-locked
+        # tensor may be freed during the copy, because torch reuses its memory only after the copy.
         leaf = leaf.pin_memory()
     return leaf.to(device, non_blocking=True)
 

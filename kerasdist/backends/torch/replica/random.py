@@ -1,9 +1,10 @@
 """Handles random draws in replicas if the user passes no seed.
 
 `kerasdist.training.randomness` handles draws from a ``keras.random.SeedGenerator``. This file
-handles draws from Keras's global generator and from torch's generator, which
-``keras.layers.Dropout`` without a seed uses on PyTorch. On the CPU each replica gets its own torch
-generator, so that a replica draws the same numbers whether it is a thread or a worker.
+handles draws from Keras's global seed generator. It also handles draws from torch's own generator,
+from which ``keras.layers.Dropout`` without a seed draws on PyTorch. On the CPU each replica gets a
+torch generator of its own, so that a replica draws the same numbers whether it is a thread or a
+worker.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ class StepDraws:
         self._generators = {rank: torch.Generator() for rank in ranks}
 
     def begin(self) -> None:
-        """Starts a step, in which no replica has drawn yet."""
+        """Starts a step of the replicas, before any of them draws."""
         self._first = None
 
     def end(self) -> None:
@@ -76,7 +77,7 @@ class StepDraws:
             torch.default_generator.set_state(next(iter(self._generators.values())).get_state())
 
     def generator(self, rank: int) -> torch.Generator:
-        """Returns the generator of one replica."""
+        """Returns the generator of one replica; the first call in a step seeds all generators."""
         if self._first is None:
             seed = None if config.draws() == "global" else int(torch.randint(2**62, ()))
             for one, generator in self._generators.items():

@@ -75,16 +75,16 @@ class TorchReplicaSet(ReplicaSet):
 
     Attributes:
         workers: The collectives between all workers.
-        group: The collectives between this worker and, with a LayoutMap, the workers at the same
-            position in the other replicas; otherwise the same as `workers`.
+        group: With a LayoutMap, the collectives between the workers that have the same position in
+            their replicas as this worker. Otherwise the same as `workers`.
         gradient_sum: Sums the workers' gradients after the backward pass; None if there is one
             worker.
         torch_devices: The devices as objects of torch.
         is_plain: Whether one device holds and computes everything, so that Keras's own steps run.
-        components: In custom loops, the values of variables that differ by replica, for the
-            replicas of this process.
+        components: In custom loops, the values of variables whose value differs between replicas,
+            for the replicas of this process.
         loop_rules: The rules for reads and writes of variables in custom loops.
-        shard_rules: Which variables are sharded; None if no variable is.
+        shard_rules: The rules that say which variables are sharded; None if no variable is.
     """
 
     def __init__(
@@ -123,7 +123,8 @@ class TorchReplicaSet(ReplicaSet):
                 self.reads_need_all_workers = True
             self.gradient_sum = GradientSum(self.group, job)
         self.gradients_travel_as = self.group.gradients_travel_as
-        # On GPUs the host cannot measure collectives, because NCCL's return before they are done.
+        # On GPUs the host cannot measure how long collectives take, because NCCL's functions return
+        # before the collectives are done.
         self.measures_collectives = job is not None and self.on_cpu
         self.components = Components(self.group, self.local_replicas, self.num_replicas)
         self.loop_rules = LoopRules(self.components)
@@ -167,7 +168,7 @@ class TorchReplicaSet(ReplicaSet):
         return min(map(_free_bytes, gpus), default=None)
 
     def data_adapter(self, adapter: Any) -> Any:
-        """Returns an adapter that yields this worker's rows of arrays, or else global batches."""
+        """Returns an adapter that yields this worker's rows of arrays, all rows of other data."""
         # A model in a replica may call another model's `predict`, whose batches are not divided.
         if self.job is None or current.replica is not None or isinstance(adapter, WorkerBatches):
             return adapter
@@ -246,11 +247,11 @@ class TorchReplicaSet(ReplicaSet):
                 "predict in the function of a merge_call, or a call of `run` there in a step of "
                 "fit. All replicas wait for that function. Make the call after the step."
             )
-        # Threads of the user may share a strategy, so only one of them runs a step at a time. If
-        # the function of a merge_call calls `run`, its thread holds the lock already.
+        # Several of the user's threads may share a strategy, so only one of them runs a step at a
+        # time. If the function of a merge_call calls `run`, its thread already holds the lock.
         with self._one_step if outer is None else contextlib.nullcontext():
-            # A trial works on copies of variables, and a nested `run` is a step inside of a step.
-            # So each of them gets new replicas, with scopes of their own.
+            # A `Trial` works on copies of variables, and a `run` in a merge_call is a step inside
+            # of a step. So in both cases new replicas are made, with scopes of their own.
             if outer is not None or current.trial is not None:
                 return LocalReplicas(self).run(strategy, step, parts, rules)
             if self._replicas is None:
@@ -471,7 +472,7 @@ class TorchRunner(Runner):
     def update(
         self, variable: keras.Variable, function: Callable[..., Any], given: Arguments
     ) -> list[Any]:
-        """Calls the function once, or per replica if the variable or a value differs by replica."""
+        """Calls the function once, or per replica if the variable or `given` differs by replica."""
 
         def call(index: int) -> Any:
             return self._component(given, index).call(function, variable)
@@ -489,7 +490,7 @@ class TorchRunner(Runner):
         return results
 
     def per_replica(self, values: Sequence[Any]) -> Any:
-        """Returns a value with these components; arrays become tensors on the replicas' devices."""
+        """Returns a distributed value; arrays in it become tensors on the replicas' devices."""
         require_one_each(values, len(values), len(self._devices))
         placed = [
             map_leaves(lambda leaf: on_device(device, leaf), structure)  # noqa: B023
@@ -504,12 +505,12 @@ class TorchRunner(Runner):
         return self._replica_components(value) if isinstance(value, keras.Variable) else (value,)
 
     def read(self, variable: keras.Variable) -> torch.Tensor:
-        """Returns a variable's value, which is the aggregate if the replicas have own values."""
+        """Returns a variable's value, which is the aggregate if each replica has its own value."""
         require_aggregate(variable)
         return shards.read(variable).detach().clone()
 
     def _replica_components(self, variable: keras.Variable) -> tuple[torch.Tensor, ...]:
-        """Returns the values of a variable that the replicas of this process would read."""
+        """Returns the value of a variable that each replica of this process would read."""
         found = [
             self._components.component(variable, rank, device)
             for rank, device in zip(self._replica_set.local_replicas, self._devices, strict=True)
@@ -532,7 +533,7 @@ class TorchRunner(Runner):
         return map_leaves(component, structure)
 
     def _tensors(self, value: Any) -> list[torch.Tensor]:
-        """Returns the components of a value, all on the first device."""
+        """Returns the components of a value, all on the device that holds the variables."""
         parts = self.local_results(value)
         if isinstance(value, DistributedValues):
             require_one_each(value, len(parts), len(self._devices))

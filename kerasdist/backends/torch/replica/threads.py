@@ -45,7 +45,7 @@ class Stopped(ReplicaError):  # noqa: N818  no "Error" in the name: the cause is
 
 @final
 class ReplicaThreads:
-    """Threads that run steps together. After an error the caller must make a new object."""
+    """Runs a step's replicas in threads. After an error the caller must make a new object."""
 
     def __init__(self, size: int, *, timeout: float) -> None:
         self._timeout = timeout
@@ -60,7 +60,7 @@ class ReplicaThreads:
         self._arrived: dict[int, tuple[str, Any]] = {}
         self._finished: set[int] = set()
         self._ready: deque[int] = deque()  # replicas that may continue, in order of their turns
-        self._to_start: set[int] = set()  # replicas that have not had their first turn
+        self._to_start: set[int] = set()  # replicas whose threads are not started yet
         self._result: Any = None
         self._broken: BaseException | None = None  # the error that ended the step for all replicas
         self._kept: KeptState | None = None
@@ -240,10 +240,10 @@ class ThreadSettings:
     """
 
     def __init__(self) -> None:
-        """Stores the settings."""
+        """Stores the settings of the calling thread."""
         self.context = copy_context()
         self._keras_state = keras_compat.copy_thread_state()
-        # Each of these functions makes a context for the thread that calls it.
+        # Each of these functions returns a context that applies one setting to the calling thread.
         self._makers: list[Callable[[], AbstractContextManager[Any]]] = [
             partial(torch.inference_mode, torch.is_inference_mode_enabled()),
             partial(torch.set_grad_enabled, torch.is_grad_enabled()),
@@ -271,9 +271,9 @@ class ThreadSettings:
 
 
 def _mode_of_thread(mode: Any) -> AbstractContextManager[Any]:
-    """Returns a torch mode of the thread that calls `run`, for the thread of a replica.
+    """Returns the mode for a replica's thread, given a mode of the thread that runs the step.
 
-    A ``torch.device`` mode loses its device's number, and so means the replica's own GPU.
+    A ``torch.device`` mode loses its device's number, so that it means the replica's own GPU.
     """
     device = getattr(mode, "device", None)
     if isinstance(device, torch.device) and type(mode).__module__.startswith("torch."):

@@ -1,8 +1,9 @@
 """Variables in custom loops, which behave as in ``tf.distribute``: mirrored or with components.
 
 A variable with an aggregation is mirrored: when replica code assigns to it, the replicas wait for
-each other, and all of them get the sum, the mean or the first replica's value at once. Two kinds of
-variables have a component on every replica, which persists from one `run` to the next:
+each other, and all of them immediately get the sum, the mean or the first replica's value. Two
+kinds of variables have a separate value on every replica, called a component, which persists from
+one `run` to the next:
 
 - ``synchronization="on_read"``, as for the state of Keras's metrics: the variable's own value is
   the aggregate of the components.
@@ -91,7 +92,8 @@ class Components:
             variables: Variables that have components.
             columns: For each variable, its components on the replicas of this process.
         """
-        # Without an aggregation, the variable's own value is the first replica's component.
+        # Only these variables have an aggregate. The own value of each other variable is its first
+        # replica's component.
         shared = [
             index
             for index, variable in enumerate(variables)
@@ -146,7 +148,7 @@ class LoopRules(Rules):
     def assign_together(
         self, scope: ReplicaScope, variable: keras.Variable, value: torch.Tensor
     ) -> bool:
-        """Combines the replicas' values by the variable's aggregation, at once."""
+        """Combines the replicas' values immediately, by the variable's aggregation."""
         ownership.require_own(variable)
         if assignment_in_loop(variable) is Assignment.OWN:
             return False
@@ -155,7 +157,10 @@ class LoopRules(Rules):
         return True
 
     def commit(self, scopes: Sequence[ReplicaScope], *, sums: bool) -> list[int]:
-        """Keeps the components that replicas wrote; writes their aggregates to the variables."""
+        """Keeps the components that replicas wrote; writes their aggregates to the variables.
+
+        If `sums` is False, variables with ``synchronization="on_read"`` are left for a later call.
+        """
         written: dict[int, keras.Variable] = {}
         for scope in scopes:
             written.update(scope.written)
@@ -166,7 +171,7 @@ class LoopRules(Rules):
         return list(written)
 
     def pause(self, scopes: Sequence[ReplicaScope]) -> list[int]:
-        """Commits all variables, also those with the aggregation "sum"."""
+        """Commits all variables, also those with ``synchronization="on_read"``."""
         return self.commit(scopes, sums=True)
 
     @torch.no_grad()

@@ -1,7 +1,7 @@
 """Gathers sharded weights when layers read them, and again in the backward pass.
 
 Weights are gathered and freed in groups (`shards.WeightGroup`). While layers use one group, the
-group that was used next in an earlier step is gathered ahead (`GatheredWeights._following`). So at
+group that came after it in an earlier step is gathered ahead (`GatheredWeights._following`). So at
 most two groups are gathered at any time. A step with N groups makes N gathers in the forward pass,
 and N - 1 in the backward pass, because the last group is still gathered when the backward pass
 begins.
@@ -44,7 +44,7 @@ _Place = tuple[int, WeightGroup | None, bool]
 
 @final
 class Leaf:
-    """The autograd leaf of one sharded weight. Leaf and gradient last from step to step."""
+    """The autograd leaf of one sharded weight. The leaf and its gradient outlive a step."""
 
     def __init__(self, variable: keras.Variable, shard: Shard) -> None:
         """Makes a leaf without values."""
@@ -94,7 +94,7 @@ class ShardedWeights(abc.ABC):
 
     Attributes:
         are_differentiated: Whether the backward pass of Keras's own `train_step` is over. From then
-            until the optimizer's update, that step reads only gradients.
+            until the optimizer's update, that step reads only gradients, so no weight is gathered.
         advice: A sentence for error messages, which tells a user how to leave a weight unsharded.
     """
 
@@ -129,7 +129,7 @@ class ShardedWeights(abc.ABC):
         return structure
 
     def joint(self, structure: Any) -> Any:
-        """Returns a structure whose tensors can be combined with weights, such as DTensors."""
+        """Returns a structure whose tensors can be combined with weights, which may be DTensors."""
         return structure
 
     def equalize(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -148,16 +148,18 @@ class GatheredWeights(ShardedWeights):
     advice = "Raise min_size of kerasdist.Sharding, so that each worker has the variable whole."
 
     def __init__(self, *, in_layers: bool) -> None:
-        """Starts without weights; `in_layers` tells whether layers read sharded weights."""
+        """Starts without weights. `in_layers` is False if only optimizers are sharded."""
         self._in_layers = in_layers
         self._newest: WeightGroup | None = None
         self._leaves: VariableTable[Leaf] = VariableTable()
         self._gathered: dict[WeightGroup, list[Leaf]] = {}
-        # The gather that was started before its group is used, by group. There is at most one.
+        # By group: a gather that was started ahead, before a layer used the group. There is at most
+        # one.
         self._ahead: dict[WeightGroup, tuple[Waitable, torch.Tensor]] = {}
         self._by_address: dict[int, Leaf] = {}
         self._used: WeightGroup | None = None
-        # The point that the step has reached, and which group was used next after each point.
+        # The point that the step has reached; for each point of earlier steps, which group was used
+        # next.
         self._place: _Place = (0, None, False)
         self._following: dict[_Place, WeightGroup | None] = {}
 
@@ -239,7 +241,10 @@ class GatheredWeights(ShardedWeights):
             self._ahead[following] = following.start_gather()
 
     def _note(self, group: WeightGroup | None) -> WeightGroup | None:
-        """Records that a group is used, or None for an update; returns the group expected next."""
+        """Records that a group is used; returns the group that is expected next, or None.
+
+        For `group`, None means that all groups are released.
+        """
         self._following[self._place] = group
         self._place = self._place[0] + 1, group, torch.is_grad_enabled()
         following = self._following.get(self._place)

@@ -36,7 +36,7 @@ _ON_DEVICE = ("gradient_accumulator", "average")
 
 @torch.no_grad()
 def move(optimizer: keras.Optimizer, weight: keras.Variable, slot: keras.Variable) -> None:
-    """Moves a new variable of an optimizer to the host, if the optimizer's updates allow groups."""
+    """Moves a new variable of an optimizer to the host, if weights can be updated in groups."""
     stored = keras_compat.stored_value(slot)
     if stored is None or stored.is_meta or slot.name.endswith(_ON_DEVICE):
         return

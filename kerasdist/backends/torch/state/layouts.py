@@ -109,7 +109,7 @@ class LayoutRules(ShardRules):
         return self._reader.axes(variable, variable.shape) is not None
 
     def why_whole(self, variable: keras.Variable) -> str:
-        """Returns why a variable is not sharded, in words for the table of shardings."""
+        """Returns why a variable is not sharded, in words for the table of `describe_layout`."""
         owner = self._owners.get(variable)
         return self._reader.why(variable if owner is None else owner, variable.shape)
 

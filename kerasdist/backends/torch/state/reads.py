@@ -61,7 +61,7 @@ class ReadRecorder(keras.StatelessScope):
         return value
 
     def add_update(self, update: tuple[keras.Variable, torch.Tensor]) -> None:
-        """Passes an assignment on to the enclosing scope, or to the variable."""
+        """Passes an assignment on to the enclosing scope; if there is none, assigns the value."""
         variable, value = update
         if self.original_scope is not None:
             self.original_scope.add_update(update)
@@ -83,7 +83,8 @@ class ReadRecorder(keras.StatelessScope):
             if leaf.requires_grad:
                 return leaf
         read = self._read.get(id(variable))
-        # torch's own modules read their parameters directly, which this scope cannot record.
+        # A variable without a recorded read may have been read by one of torch's own modules, which
+        # read their parameters directly.
         return self._outer_value(variable) if read is None else read
 
     def _outer_value(self, variable: keras.Variable) -> torch.Tensor:

@@ -47,7 +47,7 @@ _sharded_layers: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary
 
 
 class ShardedOptimizer:
-    """Knows which variables of an optimizer are sharded, and which weights it updates by shards."""
+    """Knows which variables of an optimizer, and which of its updates of weights, are sharded."""
 
     def __init__(self, optimizer: keras.optimizers.Optimizer, group: ProcessGroup) -> None:
         """Starts without slots (the optimizer's variables), which `group`'s workers will divide."""
@@ -67,7 +67,7 @@ class ShardedOptimizer:
             self._weights.put(weight, new())
 
     def updated(self, weight: keras.Variable) -> Shard | None:
-        """Returns the shard of a weight that this worker updates; None if it updates all of it."""
+        """Returns the shard of a weight that this worker updates; None if it updates all values."""
         held = shards.shard_of(weight)
         if held is None:
             return self._weights.get(weight)
@@ -106,7 +106,7 @@ class ShardedOptimizer:
             elif shards.shard_of(weight) is not None:
                 seen.append((weight, value))
             else:
-                own = shard.cut(value)  # this is a copy if the values are not contiguous
+                own = shard.cut(value)  # a view of `value`; a copy if it is not contiguous
                 updated.append((value.detach(), shard, own))
                 seen.append((weight, own))
         with shards.held_whole(whole), shards.stored_as(seen):
@@ -128,7 +128,7 @@ class ShardedOptimizer:
 def _state_of(
     optimizer: keras.optimizers.Optimizer, weights: Sequence[keras.Variable]
 ) -> ShardedOptimizer | None:
-    """Returns the sharded state of an optimizer, or of the optimizer that it wraps, if any."""
+    """Returns the sharded state of an optimizer, or of its inner optimizer; None if not sharded."""
     if current.trial is not None:  # in a trial, no state is sharded
         return None
     updating = keras_compat.updating(optimizer)
@@ -308,7 +308,7 @@ class ShardRules(abc.ABC):
 
     @abc.abstractmethod
     def why_whole(self, variable: keras.Variable) -> str:
-        """Returns why a variable is not sharded, in words for the table of shardings."""
+        """Returns why a variable is not sharded, in words for the table of `describe_layout`."""
 
     def note_slot(self, weight: keras.Variable, slot: keras.Variable) -> None:  # noqa: B027
         """Records to which weight a variable of an optimizer belongs, if the rules need it."""
@@ -374,13 +374,14 @@ class RulesBySize(ShardRules):
         if self._sharding.is_small(variable.shape) or variable.overwrite_with_gradient:
             return False
         dtype = keras_compat.stored_dtype(variable)
-        # Other untrained variables are not sharded, because a step may assign to them.
+        # Of untrained variables, only quantized weights and their scales are sharded. A step may
+        # assign to the others.
         is_weight = variable.trainable or variable.name.endswith("_scale")  # of quantized weights
         is_quantized = dtype == "int8" or (dtype == "uint8" and variable.name.startswith("kernel"))
         return is_quantized or (keras.backend.is_float_dtype(dtype) and is_weight)
 
     def why_whole(self, variable: keras.Variable) -> str:
-        """Returns why a variable is not sharded, in words for the table of shardings."""
+        """Returns why a variable is not sharded, in words for the table of `describe_layout`."""
         if self._sharding.is_small(variable.shape):
             return self._sharding.small
         if self.serves(variable):

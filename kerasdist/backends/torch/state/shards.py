@@ -50,7 +50,7 @@ class Shard:
         size: How many elements the variable has.
         begin: Where this worker's shard begins in the flattened values.
         end: Where the shard ends; the shards of the last workers may be shorter, or empty.
-        length: The length of the first worker's shard. In messages all shards have this length.
+        length: The length of the first worker's shard. In messages shorter shards are padded to it.
         own_shape: The shape of this worker's shard.
         gradient_shape: The shape of the gradient that this worker has after its replica's backward
             pass.
@@ -98,7 +98,7 @@ class Shard:
     def gather(self, own: torch.Tensor) -> torch.Tensor:
         """Returns the whole value from the workers' shards. All workers must call this method."""
         draw_all()
-        # An offloaded shard is in the host's memory.
+        # An offloaded shard is in the host's memory, from which a GPU's group cannot send.
         own = move(self.group.device, own.detach())
         gathered = self.group.gather_alike(padded(own, self.length))
         return gathered.view(-1)[: self.size].view(self.shape)
@@ -106,15 +106,15 @@ class Shard:
 
 @final
 class WeightGroup:
-    """Weights of one layer, or of small layers, that are gathered, summed and freed together.
+    """Weights of one layer, or of several small layers, that are gathered and freed together.
 
-    All workers make variables in the same order, and so the same groups. A message consists of
-    bytes, because a group may have weights of several types, as when some are quantized. Messages
-    contain bytes for a weight until all workers have freed the weight.
+    Their gradients are summed together, too. All workers make variables in the same order, and so
+    the same groups. A message consists of bytes, because a group may have weights of several types,
+    as when some are quantized. A variable may be deleted on one worker before another. So messages
+    have room for a weight until its variable is deleted on all workers.
 
     Attributes:
-        is_open: Whether further weights may join the group. They may until the group's first
-            gather.
+        is_open: Whether further weights may join the group; True until the group's first gather.
         is_used_itself: Whether code outside of layers has read a weight of the group in this step.
     """
 
@@ -162,7 +162,7 @@ class WeightGroup:
     def full_values(
         self, gathered: torch.Tensor
     ) -> Generator[tuple[keras.Variable, Shard, torch.Tensor]]:
-        """Yields each weight with its full value out of a gathered message, as a copy."""
+        """Yields each weight that still exists, with a copy of its full value from a message."""
         lengths = [shard.length * dtype.itemsize for _, shard, dtype in self._members]
         columns = gathered.view(self._group.size, -1).split(lengths, 1)
         for (reference, shard, dtype), column in zip(self._members, columns, strict=True):
@@ -173,16 +173,16 @@ class WeightGroup:
 
     @property
     def is_empty(self) -> bool:
-        """Whether all workers have freed all weights of this group, as by quantizing a model."""
+        """Whether all weights of this group are deleted on all workers, as by quantization."""
         return not self._members
 
     def freed(self) -> list[list[int]]:
-        """Returns the group's number and the weight's index for each weight freed here."""
+        """Returns this group's number and the index of each weight deleted on this worker."""
         members = enumerate(self._members)
         return [[self._number, place] for place, (one, _, _) in members if one() is None]
 
     def drop(self, freed: Container[tuple[int, int]]) -> None:
-        """Removes from the group the weights in `freed`, which all workers have freed."""
+        """Removes from the group the weights in `freed`, which are deleted on all workers."""
         members = enumerate(self._members)
         self._members = [one for place, one in members if (self._number, place) not in freed]
 
@@ -235,7 +235,7 @@ def shard_without_values(
 
 @torch.no_grad()
 def draw_all() -> None:
-    """Gives variables without values the values that the chief draws. All workers must call it.
+    """Draws, on the chief, values for all variables without values. All workers must call it.
 
     All shards are allocated before the first full value is made, so that full values leave no gaps
     in memory when they are freed.
@@ -250,7 +250,7 @@ def draw_all() -> None:
     variables = [reference() for reference, _, _ in waiting]
     there = [number for number, one in enumerate(variables) if one is not None]
     freed = [one for group in _groups for one in group.freed()]
-    # A variable that one worker has freed may still exist on another, in a reference cycle.
+    # A variable that is deleted on one worker may still exist on another, in a reference cycle.
     on_all = job.all_gather_object("variables that have no values yet", [there, freed])
     gone = set.intersection(*({(group, place) for group, place in one} for _, one in on_all))
     for group in _groups if gone else ():

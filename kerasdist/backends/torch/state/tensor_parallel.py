@@ -204,7 +204,7 @@ class LayoutWeights(ShardedWeights):
 
     @torch.no_grad()
     def own_gradient(self, gradient: torch.Tensor, variable: keras.Variable) -> torch.Tensor:
-        """Returns this worker's part of a weight's gradient."""
+        """Returns this worker's part of a weight's gradient, before the sum over the replicas."""
         shard = cast("LayoutShard | None", shard_of(variable))
         if isinstance(gradient, DTensor):
             leaf = self._leaf(variable)
@@ -381,5 +381,6 @@ _RULES: dict[Any, Callable[..., Any]] = {
     _aten.convolution_backward.default: _convolve_backward,
     _aten.embedding_dense_backward.default: _embedding_gradient,
 }
-# DTensor's own rules for these operators support sharded rows, but no sharded kernels.
+# The operators for which DTensor's own rules are not used: those rules support sharded inputs, but
+# no sharded kernels.
 _WRONG = {_aten.convolution.default, _aten.convolution_backward.default}

@@ -3,9 +3,9 @@
 Every read and write of a Keras variable passes through the `keras.StatelessScope` of the calling
 thread. In such a scope a replica reads an alias: a leaf tensor of its own that shares the
 variable's storage (a copy, if it is on another device). So after a backward pass
-``variable.value.grad`` is the replica's own gradient. The only replica of a process reads the
-variable's value itself. The values that a replica assigns are stored apart from those of the other
-replicas, until the step's `Rules` combine the values of all replicas: in `fit` the rules of
+``variable.value.grad`` is the replica's own gradient. A replica that is alone in its process reads
+the variable's value itself. The values that a replica assigns are stored apart from those of the
+other replicas, until the step's `Rules` combine the values of all replicas: in `fit` the rules of
 `kerasdist.backends.torch.fit.fit_rules`, in custom loops the rules of
 `kerasdist.backends.torch.state.components`.
 """
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @final
 class Alias:
-    """A replica's autograd leaf for one variable. Leaf and gradient last from step to step."""
+    """A replica's autograd leaf for one variable. The leaf and its gradient outlive a step."""
 
     __slots__ = ("_variable", "address", "changes", "is_copy", "leaf", "source")
 
@@ -66,7 +66,7 @@ class Alias:
 
 @torch.no_grad()
 def update(aliases: Sequence[Alias], device: torch.device) -> None:
-    """Copies the variables' present values into aliases that are copies on one device."""
+    """Copies the variables' present values into their aliases, which are copies on `device`."""
     if aliases:
         sources = [alias.source.detach() for alias in aliases]
         leaves = [alias.leaf.detach() for alias in aliases]
@@ -80,8 +80,8 @@ class Rules(abc.ABC):
 
     Attributes:
         is_fit: Whether these are the rules of `fit`, `evaluate` and `predict`.
-        kept: The state that users' code keeps in Python, separately for each replica; None if there
-        is none.
+        kept: Keeps the state of users' Python objects separately for each replica; None if it need
+            not be kept.
         compiled: Calls a model in compiled form; None if models run uncompiled.
     """
 
@@ -93,7 +93,7 @@ class Rules(abc.ABC):
         """Starts a step of the replicas of this process."""
 
     def is_short(self, batch: object) -> bool:
-        """Returns whether one core computes a step about as fast as all cores do."""
+        """Returns whether one core computes a step on a batch about as fast as all cores do."""
         return False
 
     @abc.abstractmethod
@@ -118,8 +118,9 @@ class Rules(abc.ABC):
 
     @abc.abstractmethod
     def commit(self, scopes: Sequence[ReplicaScope], *, sums: bool) -> list[int]:
-        """Writes the assigned values into the variables; writes sums only if `sums` is True.
+        """Writes the assigned values into the variables.
 
+        If `sums` is False, variables that are aggregated only at the end of a step are left out.
         Returns the ids of the variables that were written, which every scope must `refresh`.
         """
 
@@ -149,16 +150,18 @@ class ReplicaScope(keras.StatelessScope):
         self.weights = weights  # the sharded weights; None if no weight is sharded
         self.rank = rank
         self.device = device
-        self.is_only = is_only  # whether this is the only replica of its process
+        # Whether this is the only replica of its process, on the device that holds the variables.
+        self.is_only = is_only
         self._copies = copies
-        # This function is valid until a trial begins. A trial makes new scopes, so this scope can
-        # store the function.
+        # The result of `value_reader` is valid until a `Trial` begins. A `Trial` makes new scopes,
+        # so this scope can store the result.
         self._read_stored = keras_compat.value_reader()
         self.weight = 1.0
         # Whether the step's backward pass has collectives besides the sums of gradients.
         self.sums_in_backward = False
         self.rules: Rules
-        # Whether all replicas assign equal values now; the ids of variables that got equal values.
+        # Whether all replicas assign equal values now, and the ids of variables that got equal
+        # values from all replicas.
         self.writes_equal = False
         self.written_equal: set[int] = set()
         self._aliases: dict[int, Alias] = {}
@@ -227,12 +230,15 @@ class ReplicaScope(keras.StatelessScope):
         (self.written_equal.add if self.writes_equal else self.written_equal.discard)(id(variable))
 
     def write_back(self) -> None:
-        """Writes into the variables what the only replica has assigned to them, except to sums."""
+        """Writes the assigned values into the variables, except into sums over the replicas.
+
+        Only a replica that is alone in its process may call this.
+        """
         if self.written:
             self.refresh(self.rules.commit([self], sums=False))
 
     def note_assigned(self) -> None:
-        """Records the variables that compiled code has written without this scope."""
+        """Records the variables that compiled code has written outside of this scope."""
         for variable, is_equal in self.assigned:
             self.state_mapping[id(variable)] = self._read_stored(variable)
             self.written[id(variable)] = variable
@@ -242,8 +248,8 @@ class ReplicaScope(keras.StatelessScope):
     def buffer(self, buffer: torch.Tensor, changing: bool) -> torch.Tensor:
         """Returns a module's buffer on the replica's device.
 
-        If `changing`, the replica may change the result, which is a copy of its own unless the
-        replica is the only one of its process.
+        If `changing`, the replica may change the result in place. The result is then the replica's
+        own copy, or the buffer itself if the process has only this replica.
         """
         if not changing:
             return buffer.to(self.device)
@@ -275,7 +281,7 @@ class ReplicaScope(keras.StatelessScope):
         for key in committed:
             self.written.pop(key, None)
             self.state_mapping.pop(key, None)
-        if self._copies or not self.rules.is_fit:  # keep only the values that were written
+        if self._copies or not self.rules.is_fit:  # values that were only read may be outdated
             kept = {key: self.state_mapping[key] for key in self.written}
             self.state_mapping.clear()
             self.state_mapping.update(kept)
@@ -287,7 +293,7 @@ class ReplicaScope(keras.StatelessScope):
         update([one for one in [*self._aliases.values()] if one.outdated], self.device)
 
     def leaf(self, variable: keras.Variable, stored: torch.Tensor | None = None) -> torch.Tensor:
-        """Returns the replica's autograd leaf of a variable; `stored` is the stored tensor."""
+        """Returns the replica's leaf of a variable; `stored` is the variable's tensor, if known."""
         source = self._read_stored(variable) if stored is None else stored
         if self.weights is not None:
             leaf = self.weights.tensor(variable)

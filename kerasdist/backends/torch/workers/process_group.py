@@ -52,7 +52,7 @@ _MOST_AXES = 10
 
 # Torch's default group, if `connect` made it.
 _made: dist.ProcessGroup | None = None
-# The groups of jobs whose script made torch's default group itself.
+# For each job whose script made torch's default group itself: the group that kerasdist uses.
 _beside_default: weakref.WeakKeyDictionary[Job, dist.ProcessGroup] = weakref.WeakKeyDictionary()
 
 
@@ -154,8 +154,8 @@ class Group:
     Attributes:
         rank: This process's number.
         size: How many processes there are.
-        is_first: Whether the chief is in this group, for a group of one machine's workers or of one
-            row of a mesh; True for other groups.
+        is_first: False in a group of one machine's workers, or of one row of a mesh, to which the
+            chief does not belong; True in other groups.
         gradients_travel_as: The name of the type in which gradients are sent; None for their own
             type.
     """
@@ -183,9 +183,10 @@ class Group:
     def gather(
         self, label: str, tensors: Sequence[torch.Tensor], axis: int
     ) -> list[tuple[torch.Tensor, int]]:
-        """Concatenates each tensor over the processes, by rank; returns the chief's scalars.
+        """Concatenates each tensor over the processes, by rank.
 
-        The sizes along the axis may differ. Also returns where this process's rows begin.
+        The sizes along the axis may differ. A scalar is not concatenated: the chief's is returned.
+        With each tensor, also returns where this process's rows begin in it.
         """
         return [(tensor, 0) for tensor in tensors]
 
@@ -196,14 +197,14 @@ class Group:
 
 
 class Waitable(Protocol):
-    """A collective that was started."""
+    """A collective that was started, and that may still be running."""
 
     def wait(self) -> object:
         """Waits until the collective is done."""
 
 
 def _wait_in_thread(work: Waitable) -> futures.Future[object]:
-    """Waits for a collective of Gloo in a new thread, after which the sent copy is freed."""
+    """Waits for a collective of Gloo in a new thread. Gloo then frees the copy that it has sent."""
     done: futures.Future[object] = futures.Future()
 
     def wait() -> None:
@@ -218,11 +219,11 @@ def _wait_in_thread(work: Waitable) -> futures.Future[object]:
 
 @final
 class ReduceScatter:
-    """A reduce-scatter that was started. If machines hold equal shards, a sum over them follows.
+    """A started reduce-scatter. If several machines hold the same shards, a sum over them follows.
 
-    Only torch's work object holds the tensor that is sent. NCCL's work object holds the tensor
-    itself, until `wait` has made this thread's stream wait. Gloo's holds a copy until its `wait`
-    returns, and there is no way to ask whether `wait` would block. So on a CPU a new thread waits.
+    Torch's work object keeps the sent tensor in memory. NCCL's object keeps the tensor until `wait`
+    has made this thread's stream wait. Gloo's object keeps a copy until `wait` returns, and cannot
+    tell beforehand whether `wait` would block. So on a CPU a new thread calls `wait`.
     """
 
     def __init__(
@@ -232,8 +233,13 @@ class ReduceScatter:
         dtype: torch.dtype,
         between: Callable[[torch.Tensor], Waitable] | None,
     ) -> None:
-        """Stores this worker's part; `between` sums it over the holders of the same shard."""
-        # None after the work is done
+        """Starts to wait for the collective `work`, which writes its result into `own`.
+
+        `own` is this worker's part of the sum over one machine. `between` then starts the sum of
+        this part over the machines; None if the first sum is the whole sum. `dtype` is the type of
+        the result.
+        """
+        # What `wait` waits for first; None once it is done.
         self._first = work if own.is_cuda else _wait_in_thread(work)
         self._between = between
         self._last: Waitable | None = None
@@ -241,10 +247,11 @@ class ReduceScatter:
         self._dtype = dtype
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Waits, on a CPU for `seconds` at most; returns whether the sent tensors are freed.
+        """Waits, on a CPU for `seconds` at most; returns whether the reduce-scatter is done.
 
-        After the wait the sum over machines starts. It must start in the order of the buckets,
-        because the order in which reduce-scatters are done may differ between workers.
+        If it is done, the sent tensor is freed, and the sum over machines starts. These sums must
+        start in the order of the buckets, because the order in which reduce-scatters are done may
+        differ between workers.
         """
         if self._first is not None:
             if isinstance(self._first, futures.Future):
@@ -372,7 +379,7 @@ class ProcessGroup(Group):
 
     @cached_property
     def of_buckets(self) -> ProcessGroup:
-        """A group of the same workers, which sums gradients while sharded weights are gathered.
+        """A second group of the same workers. It sums gradients while this group gathers weights.
 
         All workers must create it at the same point.
         """

@@ -54,7 +54,7 @@ def _on_host(batches: Iterator[Any]) -> Iterator[Any]:
 
 @final
 class WholeBatchesAdapter(WrappedAdapter):
-    """Yields every batch of a source; workers compare the first batch of each iteration."""
+    """Yields every batch of a source; in each iteration, workers compare their first batches."""
 
     def __init__(self, inner: Any, first_batches: FirstBatches) -> None:
         super().__init__(inner)
