@@ -234,6 +234,16 @@ class SharedSum(_Native):
         remember_sum(self, tf.convert_to_tensor(value, self.dtype))
         return self
 
+    def assign_add(self, *args: Any, **kwargs: Any) -> Any:
+        """Does the same as TensorFlow's own method, and clears the cache."""
+        self.known = None
+        return super().assign_add(*args, **kwargs)
+
+    def assign_sub(self, *args: Any, **kwargs: Any) -> Any:
+        """Does the same as TensorFlow's own method, and clears the cache."""
+        self.known = None
+        return super().assign_sub(*args, **kwargs)
+
     def _get_cross_replica(self) -> Any:
         first_counts = self.aggregation == tf.VariableAggregation.ONLY_FIRST_REPLICA
         if not first_counts and self.distribute_strategy.replicas_are_known():
@@ -257,7 +267,9 @@ def _shared_sum_class() -> type:
 
 
 def _in_cross_replica_code() -> bool:
-    return tf.distribute.in_cross_replica_context() and not internals.IN_UPDATE.get()()
+    # Outside of every scope, variables enter their strategy's cross-replica context by themselves.
+    is_outside = tf.distribute.in_cross_replica_context() or not tf.distribute.has_strategy()
+    return is_outside and not internals.IN_UPDATE.get()()
 
 
 @final
