@@ -17,7 +17,8 @@ callback" is `fit` of kerasdist with a callback that does not read the logs of a
 of "fit, logs read" reads the logs of each step. "fit, per_replica" is `fit` of kerasdist with
 `batch_norm="per_replica"`. "MB" is the peak of a worker's memory. A step of `fit` sends one message
 for each bucket of gradients (one bucket for tiny, two for the other models), two messages for each
-of the CNN's nine BatchNormalization layers, and one message if logs are read.
+of the CNN's nine BatchNormalization layers, and one message for metrics of `compile` if a callback
+gets the logs of a step. The mean of the loss goes with the last bucket.
 docs/adr/0115-as-fast-as-ddp.md says what the time of a step is spent on. "~" marks a ratio that
 differs between rounds by more than 15 %.
 """

@@ -113,6 +113,8 @@ ADDED = {
     "what a full disk does not destroy, and names": 80,
     "offload in plans": 10,
     "errors of checkpoints on all workers, and masks of outputs that are laid out": 48,
+    "metrics that go with the last gradients": 57,
+    "sums that code outside of the scope assigns": 7,
 }
 
 # What the tables of internals add beside their lines (ADR 106), and what looks for Python's state
@@ -165,6 +167,7 @@ TESTS_BESIDE = {
         "facade/cases_in_force.py",
         "in_scope/*.py",
         "multiprocess/cases_in_scope.py",
+        "multiprocess/cases_outside_of_the_scope.py",
         "multiprocess/cases_sharded_layers.py",
         "unit/callbacks/test_model_checkpoint.py",
         "unit/agreement/test_measures.py",
@@ -181,6 +184,7 @@ TESTS_BESIDE = {
         "unit/test_keras_objects.py",
         "versions/*.py",
     ),
+    "as fast as DDP": ("multiprocess/cases_torch_metrics.py",),
     "thousands of workers": (
         "multiprocess/order_script.py",
         "unit/backends/test_torch_scale.py",

@@ -73,10 +73,9 @@ def run(
         str | None,
         option(
             "N|gpu|A:B",
-            "Number of workers; gpu: one per GPU of this machine; A:B: up to B workers, and the "
-            "job continues while at least A of them are left. Default: with --hosts, the sum of "
-            "its numbers, such as 8 for h1:4,h2:4; otherwise one per GPU on PyTorch, and 1 on "
-            "other backends or without GPUs.",
+            "Number of workers; gpu: one per GPU of this machine; A:B: up to B, and the job "
+            "continues while at least A are left. Default: with --hosts, the sum of its numbers; "
+            "otherwise one per GPU on PyTorch, and 1 on other backends or without GPUs.",
             "--workers",
             "-n",
         ),
@@ -93,9 +92,8 @@ def run(
         int | None,
         option(
             "PORT",
-            "With --workers A:B: the port by which other machines may join (kerasdist join); 0: "
-            "any free port. Those machines and this process need the same KERASDIST_SECRET or "
-            "KERASDIST_SECRET_FILE.",
+            "With A:B: the port by which other machines may join (kerasdist join); 0: any free "
+            "port. All machines need the same KERASDIST_SECRET or KERASDIST_SECRET_FILE.",
             min=0,
         ),
     ] = None,
@@ -111,10 +109,7 @@ def run(
     ] = None,
     live: Annotated[
         Literal["auto", "on", "off"],
-        option(
-            "auto|on|off",
-            "Show all workers in a table that is kept up to date; auto: only on a terminal.",
-        ),
+        option("auto|on|off", "Show a table of all workers while they run; auto: on a terminal."),
     ] = "auto",
     profile: Annotated[
         str | None,
@@ -130,9 +125,8 @@ def run(
         list[str] | None,
         option(
             "NAME[=VALUE]",
-            "An environment variable for all workers. Without =VALUE, workers get the value that "
-            "the variable has in this process, and no process list shows the value. May be given "
-            "several times.",
+            "A variable for all workers. Without =VALUE, they get the value that it has in this "
+            "process, and no process list shows the value. May be given several times.",
             show_default=False,
         ),
     ] = None,

@@ -167,9 +167,7 @@ SYNCHRONIZATION = internal(
     "keras:Variable._synchronization", "BatchNormalization that was made outside of the scope"
 )
 DTYPE = internal(
-    "keras:Variable._dtype",
-    "reading the type in which a variable is stored",
-    "the type is read from the variable's value",
+    "keras:Variable._dtype", "the type in which a variable is stored", "its value says the type"
 )
 SHAPE = _sharding("keras:Variable._shape")
 AUTOCAST = internal("keras:Variable._maybe_autocast", "mixed precision", backends=_COMPILED)

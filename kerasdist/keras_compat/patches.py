@@ -96,242 +96,90 @@ BASES = (_MODEL, _LAYER, _OPTIMIZER, _VARIABLE)
 
 PATCHES: tuple[Patch, ...] = (
     # Metrics, and the losses of layers.
-    *_of(
-        "keras:Metric",
-        "__init__",
-        "makes `result` count the rows of all replicas",
-        "metric_created",
-    ),
-    *_of(_LAYER, "add_loss losses", "keeps the losses that layers add separately for each replica"),
-    _at(internals.CLEAR_LOSSES, "clear_losses", "clears only the losses of the current replica"),
+    *_of("keras:Metric", "__init__", "results count all replicas", "metric_created"),
+    *_of(_LAYER, "add_loss losses", "keeps losses by replica"),
+    _at(internals.CLEAR_LOSSES, "clear_losses", "clears the replica's losses"),
     # Files, which only the chief of a job writes.
     _at(internals.SAVE_MODEL, "save", "only the chief writes the file"),
     _at(internals.SAVE_WEIGHTS, "save", "only the chief writes the file"),
     _at(internals.SAVE_HDF5, "save", "only the chief writes the file"),
     *_of(_MODEL, "export", "only the chief writes the files"),
     # Loading files into sharded models: all shapes are compared before any weight changes.
-    *_of(_MODEL, "load_weights", "compares all shapes with the file before weights change"),
-    _at(
-        internals.READ_WEIGHT,
-        "read_weight",
-        "while shapes are compared, reads zeros in place of weights",
-    ),
+    *_of(_MODEL, "load_weights", "compares all shapes first"),
+    _at(internals.READ_WEIGHT, "read_weight", "a comparison reads shapes alone"),
     # Losses and normalization.
-    _at(
-        internals.LOSS_OF_FUNCTION,
-        "call_loss",
-        "calls losses that mix examples with the rows of all replicas",
-    ),
-    Patch(
-        ("reduce_loss",),
-        internals.REDUCE_WEIGHTED_VALUES,
-        "makes the mean of a loss count the global batch",
-    ),
-    _at(
-        internals.SCALE_LOSS,
-        "scale_loss scale_outside",
-        "in custom loops, divides a mean loss by the number of replicas",
-    ),
-    _at(internals.UNSCALE_LOSS, "unscale_loss scale_outside", "undoes the division of a loss"),
-    _at(
-        internals.SCALE_LOSS_IN_FIT,
-        "scale_loss scale_outside",
-        "divides a mean loss only in custom loops, not in `fit`",
-    ),
-    _at(
-        internals.UNSCALE_LOSS_IN_FIT,
-        "unscale_loss scale_outside",
-        "undoes the division only in custom loops",
-    ),
-    _at(
-        internals.APPLY_MASK,
-        "apply_mask",
-        "multiplies sample weights by the mask's factor of the global batch",
-    ),
-    *_of(
-        _NORMALIZATION,
-        "__init__",
-        "allows synchronized=True on every backend",
-        "batch_norm_created",
-    ),
-    *_of(
-        _NORMALIZATION,
-        "call",
-        "averages moving statistics over replicas, even if made outside of the scope",
-        "batch_norm_called",
-    ),
-    _at(
-        internals.BATCH_MOMENTS,
-        "moments_of_mesh batch_moments",
-        "computes the mean and variance of the global batch",
-    ),
-    _at(
-        internals.NN_BATCH_NORMALIZATION,
-        "nn_normalization",
-        "normalizes by torch's fused kernels, which are faster",
-    ),
+    _at(internals.LOSS_OF_FUNCTION, "call_loss", "losses that mix examples see all rows"),
+    Patch(("reduce_loss",), internals.REDUCE_WEIGHTED_VALUES, "a mean counts the global batch"),
+    _at(internals.SCALE_LOSS, "scale_loss scale_outside", "divides a loss in custom loops"),
+    _at(internals.UNSCALE_LOSS, "unscale_loss scale_outside", "undoes the division"),
+    _at(internals.SCALE_LOSS_IN_FIT, "scale_loss scale_outside", "divides in custom loops alone"),
+    _at(internals.UNSCALE_LOSS_IN_FIT, "unscale_loss scale_outside", "undoes the division"),
+    _at(internals.APPLY_MASK, "apply_mask", "counts a mask over the global batch"),
+    *_of(_NORMALIZATION, "__init__", "allows synchronized=True", "batch_norm_created"),
+    *_of(_NORMALIZATION, "call", "adopts statistics made outside of a scope", "batch_norm_called"),
+    _at(internals.BATCH_MOMENTS, "moments_of_mesh batch_moments", "statistics of all rows"),
+    _at(internals.NN_BATCH_NORMALIZATION, "nn_normalization", "normalizes by fused kernels"),
     # LossScaleOptimizer overrides these methods, so a patch of keras.Optimizer does not reach them.
     *_of(_LOSS_SCALE, "apply", "sums gradients over replicas", "apply apply_outside apply_scaled"),
-    *_of(
-        _LOSS_SCALE,
-        "scale_loss",
-        "multiplies the loss by the replica's weight, then by the loss scale",
-        "scale_by_optimizer",
-    ),
-    _at(
-        internals.LAY_OUT_OUTPUT,
-        "lay_out_output",
-        "keeps the mask of an output to which a layout is applied",
-    ),
+    *_of(_LOSS_SCALE, "scale_loss", "applies the replica's weight", "scale_by_optimizer"),
+    _at(internals.LAY_OUT_OUTPUT, "lay_out_output", "keeps the mask of a layer's output"),
     # Random numbers: each replica gets its rows of one draw for the global batch. On TensorFlow, a
     # step that is compared with one device repeats that device's draws.
-    *_of("keras.random:SeedGenerator", "next", "gives each replica a seed of its own", "draw_seed"),
-    _at(
-        internals.RANDOM,
-        "draw draw_rows dropout",
-        "gives each replica the random numbers of its rows",
-    ),
+    *_of("keras.random:SeedGenerator", "next", "gives each replica draws of its own", "draw_seed"),
+    _at(internals.RANDOM, "draw draw_rows dropout", "each replica draws for its rows of the batch"),
     # On PyTorch, code of the backward pass and torch's own modules must find their replica.
-    _at(internals.REMAT, "remat", "computes the layer again in its replica, in the backward pass"),
-    _at(
-        internals.CUSTOM_GRADIENT,
-        "custom_gradient",
-        "computes the gradient in the replica that called the function",
-    ),
-    *_of(
-        _TORCH_MODULE,
-        "parameters",
-        "returns the parameters of the current replica",
-        "module_parameters",
-        _TORCH,
-    ),
-    *_of(
-        _TORCH_MODULE,
-        "call",
-        "calls the module with the replica's parameters",
-        "module_call",
-        _TORCH,
-    ),
+    _at(internals.REMAT, "remat", "recomputes in the same replica"),
+    _at(internals.CUSTOM_GRADIENT, "custom_gradient", "the gradient runs in its replica"),
+    *_of(_TORCH_MODULE, "parameters", "the replica's parameters", "module_parameters", _TORCH),
+    *_of(_TORCH_MODULE, "call", "calls the replica's module", "module_call", _TORCH),
     # Keras compares a model's `compile` with `compile` of Keras's trainer class, and treats another
     # method as overridden. So `compile` is replaced in the trainer class itself.
-    *_of(_MODEL, "compile", "makes the optimizer and metrics belong to the strategy"),
+    *_of(_MODEL, "compile", "optimizer and metrics belong to the model's strategy"),
     # Methods that a model gets from an extra base class.
-    *_of(_MODEL, "__new__", "records the strategy in whose scope a model is made", "model_created"),
+    *_of(_MODEL, "__new__", "a model remembers the strategy of its scope", "model_created"),
     *_of(_MODEL, "fit", "reads data by the strategy's adapter"),
     *_of(_MODEL, "evaluate predict", "reads data by the strategy's adapter", "evaluate"),
-    *_of(
-        _MODEL, "train_on_batch test_on_batch", "divides the batch among the replicas", "on_batch"
-    ),
-    *_of(
-        _MODEL,
-        "predict_on_batch compute_loss",
-        "computes what plain Keras computes for the global batch",
-    ),
-    *_of(
-        _MODEL,
-        "get_metrics_result",
-        "counts the rows of all replicas",
-        "get_metrics_result alone_result",
-    ),
-    *_of(
-        _MODEL,
-        "make_train_function make_test_function make_predict_function",
-        "makes the function run on all replicas",
-    ),
-    *_of(
-        _MODEL,
-        "__call__ stateless_call",
-        "calls the model for some rows at a time; compiles on PyTorch",
-    ),
-    *_of(
-        _MODEL,
-        "__setattr__",
-        "on JAX, keeps Keras from tracking the values that steps hold",
-        "set_attribute",
-    ),
-    *_of(_MODEL, "zero_grad", "clears the gradients of the current replica", on=_TORCH),
-    _at(internals.SYMBOLIC_BUILD, "build_symbolically", "makes variables in the strategy's scope"),
-    _at(
-        internals.BUILD_BEFORE_FIT, "build_symbolically", "makes variables in the strategy's scope"
-    ),
-    _at(
-        internals.MAYBE_SYMBOLIC_BUILD,
-        "build_if_needed",
-        "builds the model without taking a batch from the data",
-    ),
-    _at(
-        internals.GET_JAX_STATE,
-        "take_state",
-        "puts the variables' values on the devices of the replicas",
-    ),
-    _at(internals.RESULT_OR_LOGS, "end_epoch", "computes the logs that steps have not computed"),
-    _at(
-        internals.INITIALIZE_DDP,
-        "initialize_ddp",
-        "keeps Keras from wrapping models in DistributedDataParallel",
-    ),
+    *_of(_MODEL, "train_on_batch test_on_batch", "divides the batch among replicas", "on_batch"),
+    *_of(_MODEL, "predict_on_batch compute_loss", "computes for all replicas"),
+    *_of(_MODEL, "get_metrics_result", "counts all replicas", "get_metrics_result alone_result"),
+    *_of(_MODEL, "make_train_function make_test_function make_predict_function", "on replicas"),
+    *_of(_MODEL, "__call__ stateless_call", "takes the rows in passes; compiles on PyTorch"),
+    *_of(_MODEL, "__setattr__", "JAX: leaves the state of steps untracked", "set_attribute"),
+    *_of(_MODEL, "zero_grad", "clears the replica's gradients", on=_TORCH),
+    _at(internals.SYMBOLIC_BUILD, "build_symbolically", "makes variables of the strategy"),
+    _at(internals.BUILD_BEFORE_FIT, "build_symbolically", "makes variables of the strategy"),
+    _at(internals.MAYBE_SYMBOLIC_BUILD, "build_if_needed", "takes no batch from the data"),
+    _at(internals.GET_JAX_STATE, "take_state", "puts state on the devices of the replicas"),
+    _at(internals.RESULT_OR_LOGS, "end_epoch", "computes the logs that steps left out"),
+    _at(internals.INITIALIZE_DDP, "initialize_ddp", "leaves a job's process group alone"),
     # Methods that an optimizer gets from an extra base class.
     *_of(_OPTIMIZER, "apply", "sums gradients over replicas", "apply apply_outside"),
-    *_of(
-        _OPTIMIZER,
-        "scale_loss",
-        "returns the loss with which a replica's backward pass begins",
-        "scale_by_optimizer",
-    ),
-    *_of(
-        _OPTIMIZER, "build", "on TensorFlow, mirrors variables that were made outside of the scope"
-    ),
-    *_of(
-        _OPTIMIZER,
-        "add_variable_from_reference",
-        "records to which weight a variable of the optimizer belongs",
-        "slot",
-    ),
-    *_of(_OPTIMIZER, "stateless_apply", "on JAX, updates the shards of sharded variables"),
-    _at(internals.APPLY_GRADIENTS, "update", "updates the shards of sharded variables"),
-    _at(internals.CLIP_GRADIENTS, "clip", "counts all shards in the norms of gradients"),
-    _at(
-        internals.UPDATE_AT_ONCE,
-        "update_in_groups",
-        "updates weights in groups, which takes less memory and time",
-    ),
+    *_of(_OPTIMIZER, "scale_loss", "for LossScaleOptimizer alone", "scale_by_optimizer"),
+    *_of(_OPTIMIZER, "build", "TensorFlow: mirrors variables from outside"),
+    *_of(_OPTIMIZER, "add_variable_from_reference", "records whose slot it is", "slot"),
+    *_of(_OPTIMIZER, "stateless_apply", "JAX: updates shards"),
+    _at(internals.APPLY_GRADIENTS, "update", "updates shards"),
+    _at(internals.CLIP_GRADIENTS, "clip", "norms include all shards"),
+    _at(internals.UPDATE_AT_ONCE, "update_in_groups", "a group at a time needs less memory"),
     # Methods that a layer gets from an extra base class.
-    *_of(_LAYER, "named_parameters", "returns the parameters of the current replica", on=_TORCH),
-    _at(internals.TRACK_VARIABLES, "track", "registers a layer's shards as its torch parameters"),
-    _at(
-        internals.TRACK_VARIABLE,
-        "track",
-        "registers the shards of variables that a built layer makes",
-    ),
+    *_of(_LAYER, "named_parameters", "gives the replica's parameters", on=_TORCH),
+    _at(internals.TRACK_VARIABLES, "track", "registers shards as parameters"),
+    _at(internals.TRACK_VARIABLE, "track", "registers shards of a layer that is built"),
     # Methods that a variable gets from an extra base class. Later versions of Keras define `assign`
     # and `__repr__` in the class itself, so these methods are replaced in the class.
     *_of(
         _VARIABLE,
         "__init__",
-        "records the variable's strategy and weight; may shard it",
+        "belongs to a strategy; may be a slot or sharded",
         "variable_created variable_made slot_made variable_sharded",
     ),
-    _at(
-        internals.INITIALIZE,
-        "keep_shape initialize",
-        "initializes only shards; in `kerasdist plan`, nothing",
-    ),
-    _at(internals.INITIALIZE_LATER, "keep_shape_later", "in `kerasdist plan`, initializes nothing"),
-    *_of(
-        _VARIABLE,
-        "assign",
-        "combines the replicas' values; stores only a shard",
-        "assign_shape assign store",
-    ),
+    _at(internals.INITIALIZE, "keep_shape initialize", "draws shards only; in a plan, nothing"),
+    _at(internals.INITIALIZE_LATER, "keep_shape_later", "in a plan, draws nothing"),
+    *_of(_VARIABLE, "assign", "combines values; stores a shard", "assign_shape assign store"),
     # Reading a value gathers shards, keeps JAX from donating the array, and on TensorFlow calls
     # listeners.
-    *_of(
-        _VARIABLE,
-        "value",
-        "gathers shards, and records that the value was read",
-        "read_shape read_whole read",
-    ),
-    *_of(_VARIABLE, "__repr__", "before Keras 3.13, prints without gathering shards", "show"),
+    *_of(_VARIABLE, "value", "gathers shards; records reads", "read_shape read_whole read"),
+    *_of(_VARIABLE, "__repr__", "gathers no shards, before Keras 3.13", "show"),
 )
 
 REFUSALS: tuple[Patch, ...] = (

@@ -92,10 +92,10 @@ def sums_start_in_the_backward_pass(lab):
     ):
         trained(lab, epochs=2, **by_layer())
     lab.equal(0, whole_sums.call_count)
-    # The two buckets of each step, and who has gradients; metrics of an epoch.
+    # The two buckets of each step. The metrics of each of two epochs, and which of them come early.
     sums = [one for one in started if one != "metrics"]
     lab.equal([True] * 2 * (2 * STEPS), sums)
-    lab.equal(2, started.count("metrics"))
+    lab.equal(2 + 1, started.count("metrics"))
 
 
 @case("workers", backends=TORCH)
@@ -188,43 +188,3 @@ def types_that_torch_does_not_add(lab):
         lab.equal([one + 1.0 for one in range(workers)], gathered.float().tolist())
         with lab.raises(TypeError, f"dtype={name}"):
             strategy.reduce("SUM", value, axis=None)
-
-
-def _watched():
-    """Two outputs, and a layer that updates a metric in `call`, after the first weights."""
-
-    class Watched(keras.layers.Layer):
-        def __init__(self):
-            super().__init__()
-            self.watch = keras.metrics.Mean(name="activation")
-
-        def call(self, x):
-            self.watch.update_state(keras.ops.mean(x, axis=-1))
-            return x
-
-    inputs = keras.Input(X.shape[1:])
-    hidden = Watched()(keras.layers.Dense(5, activation="tanh")(inputs))
-    return keras.Model(inputs, [keras.layers.Dense(1)(hidden) for _ in range(2)])
-
-
-@case("workers", backends=TORCH)
-def metrics_that_go_with_the_gradients(lab):
-    """Losses, and metrics of layers, have no message of their own in a step; others have one."""
-    sizes = []
-    all_reduce = torch.distributed.all_reduce
-
-    def noted(tensor, *arguments, **keywords):
-        sizes.append(len(tensor))
-        return all_reduce(tensor, *arguments, **keywords)
-
-    weights = 5 * X.shape[1] + 5 + 2 * (5 + 1)
-    parameters, early = 6, 2 * 4  # sums and counts: the loss, two outputs' losses, the activation
-    for metrics, late in ((None, []), ([["mae"], ["mse"]], [2 * 2])):
-        sizes.clear()
-        with mock.patch.object(torch.distributed, "all_reduce", noted):
-            lab.same(
-                lambda metrics=metrics: compiled(_watched(), "adam", "mse", metrics=metrics),
-                fit(X[: 6 * BATCH], [Y[: 6 * BATCH], -Y[: 6 * BATCH]], batch_size=BATCH, epochs=2),
-            )
-        message = weights + parameters + early  # of each step but the first
-        lab.equal([message, *late] * 11, sizes[sizes.index(message) :])

@@ -16,7 +16,7 @@ from kerasdist.core import ownership
 from tests.conformance.actions import fit, predict
 from tests.conformance.cases_training import check_predict_to, two_outputs
 from tests.conformance.lab import values
-from tests.conformance.lazy import jax, kd, keras, tf, torch
+from tests.conformance.lazy import jax, kd, keras, torch
 from tests.conformance.models import dense, regression, stack
 from tests.conformance.registry import case
 from tests.facade.lab import numbered
@@ -412,38 +412,6 @@ def variables_that_add_up(lab):
         lab.equal([count * one for one in strategy.local_replicas], [float(one) for one in here])
     lab.equal(np.float32(numbers), keras.ops.convert_to_numpy(mirrored))
     lab.equal(np.float32(2 * numbers), keras.ops.convert_to_numpy(kept))
-
-
-@case("workers")
-def variables_that_add_up_outside_of_the_scope(lab):
-    """What code between two loops assigns to them, without a scope, is what it reads."""
-    with lab.strategy().scope():
-        options = {"synchronization": "on_read", "trainable": False}
-        total = keras.Variable(np.float32(0), aggregation="sum", **options)
-        count = keras.Variable(np.int32(0), dtype="int32", aggregation="sum", **options)
-        mean = keras.metrics.Mean()
-    for one in (total, count):
-        one.assign(3)
-        lab.equal(3.0, float(keras.ops.convert_to_numpy(one)))
-        one.assign_add(2)
-        lab.equal(5.0, float(keras.ops.convert_to_numpy(one)))
-    mean.update_state([1.0, 3.0])
-    mean.update_state([5.0])
-    lab.equal(3.0, float(mean.result()))
-    mean.reset_state()
-    lab.equal(0.0, float(mean.result()))
-
-
-@case("workers", backends=("tensorflow",))
-def variables_of_tensorflow_outside_of_the_scope(lab):
-    """So it is for TensorFlow's own variables, which it adds to in place."""
-    with lab.strategy().scope():
-        read = tf.VariableSynchronization.ON_READ
-        one = tf.Variable(3.0, synchronization=read, aggregation=tf.VariableAggregation.MEAN)
-    one.assign_add(2.0)
-    lab.equal(5.0, float(one.read_value()))
-    one.assign_sub(1.0)
-    lab.equal(4.0, float(one.read_value()))
 
 
 # PyTorch's workers are those of `test_checks`.

@@ -22,10 +22,7 @@ _CONVERTS = "strategy.run, merge_call and update, whose functions AutoGraph may 
 CONTROL_STATUS = internal("tensorflow:__internal__.autograph.control_status_ctx", _CONVERTS)
 CONVERT = internal("tensorflow:__internal__.autograph.tf_convert", f"{_CONVERTS}; decorated steps")
 
-_PASSES_OVER = (
-    "tracing a custom loop fast",
-    "AutoGraph also converts the code of kerasdist, which is slower",
-)
+_PASSES_OVER = "tracing a custom loop fast", "AutoGraph also converts the code of kerasdist"
 CONVERSION_RULES = internal(f"{_AUTOGRAPH}.config:CONVERSION_RULES", *_PASSES_OVER)
 DO_NOT_CONVERT = internal(f"{_AUTOGRAPH}.config:DoNotConvert", *_PASSES_OVER)
 
@@ -87,10 +84,7 @@ DISTRIBUTED_VARIABLE = internal(
 
 # Batches on GPUs, and gradients of lookups in eager steps.
 
-_AHEAD = (
-    "copying batches to GPUs before their steps begin",
-    "batches are copied to GPUs only when their steps begin",
-)
+_AHEAD = "copying batches to GPUs before their steps", "they are copied when the steps begin"
 DEVICE_GENERATOR = internal(_GENERATOR, *_AHEAD)
 GENERATOR_BEGIN = internal(f"{_GENERATOR}._init_func", *_AHEAD)
 GENERATOR_NEXT = internal(f"{_GENERATOR}._next_func", *_AHEAD)

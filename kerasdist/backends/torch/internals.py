@@ -9,13 +9,9 @@ _UNCOMPARED = "refused; `fit` continues without comparing its first step"
 _BY_LAYOUT_MAP = "a keras.distribution.LayoutMap on PyTorch"
 _ONE_BY_ONE = "one kernel per tensor, with the same results, which is slower on GPUs"
 
-MULTIPLY_EACH = internal(
-    "torch:_foreach_mul", "multiplying gradients by their weights with few kernels", _ONE_BY_ONE
-)
+MULTIPLY_EACH = internal("torch:_foreach_mul", "weighting gradients with few kernels", _ONE_BY_ONE)
 ADD_TO_EACH = internal("torch:_foreach_add_", "summing gradients with few kernels", _ONE_BY_ONE)
-COPY_TO_EACH = internal(
-    "torch:_foreach_copy_", "assigning to variables with few kernels", _ONE_BY_ONE
-)
+COPY_TO_EACH = internal("torch:_foreach_copy_", "writing variables with few kernels", _ONE_BY_ONE)
 
 COUNT_OF_CHANGES = internal(
     "torch:Tensor._version",

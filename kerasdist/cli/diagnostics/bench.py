@@ -138,8 +138,7 @@ def bench(
         str | None,
         option(
             "N,N,...",
-            "Numbers of workers (default: 1, 2, 4, ... up to the number of GPUs, of cores (8 at "
-            "most), or of slots in --hosts).",
+            "Numbers of workers (default: 1, 2, 4, ... up to the GPUs, slots or 8 cores).",
             "--workers",
             "-n",
         ),

@@ -106,8 +106,7 @@ def launch(
     if current_job() is not None or detection.detect() is not None:
         raise JobError(
             "Expected a process that is no worker of a job, since each of the workers would start "
-            f"others. Received: a worker, which calls launch({fn!r:.200}). Call the function "
-            "itself, without launch."
+            f"others. Received: a worker, which calls launch({fn!r:.200}). Call the function."
         )
     call = _pickled(fn, args)
     with tempfile.TemporaryDirectory(prefix="kerasdist-") as name:

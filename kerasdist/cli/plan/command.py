@@ -42,11 +42,7 @@ def plan(
     devices: Annotated[str, option("TARGET", "8xh100, 2x8xh100, v5e:4x4, v5p:16x16x16, ...")],
     batch_per_device: Annotated[
         int | None,
-        option(
-            "N",
-            "Examples on each device (default: the script's batch / the number of devices).",
-            min=1,
-        ),
+        option("N", "Examples on each device (default: the batch / the devices).", min=1),
     ] = None,
     sharding: Annotated[
         Divided | None,
@@ -57,10 +53,7 @@ def plan(
     ] = None,
     offload: Annotated[
         Offload | None,
-        option(
-            "optimizer",
-            "What is kept in the host's memory (default: what the script's strategy says).",
-        ),
+        option("optimizer", "What the host's memory holds (default: as the script's strategy)."),
     ] = None,
     step_time: Annotated[
         float | None,

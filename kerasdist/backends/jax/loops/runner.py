@@ -326,9 +326,8 @@ class JaxRunner(Runner):
             counts = list(map(len, everyone))
             if len(set(counts)) > 1:
                 raise DisagreementError(
-                    f"{job.who} Expected the same number of arrays from all workers. Received: "
-                    f"numbers of arrays={counts}, by worker. Make the same structure on every "
-                    "worker."
+                    f"{job.who} Expected as many arrays from all workers. Received: numbers of "
+                    f"arrays={counts}, by worker. Make the same structure on every worker."
                 )
         for index, *forms in zip(arrays, *everyone, strict=True):
             parts = [part for theirs in forms for part in theirs]

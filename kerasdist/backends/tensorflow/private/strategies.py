@@ -234,12 +234,12 @@ class SharedSum(_Native):
         remember_sum(self, tf.convert_to_tensor(value, self.dtype))
         return self
 
-    def assign_add(self, *args: Any, **kwargs: Any) -> Any:
+    def assign_add(self, *args: object, **kwargs: object) -> object:
         """Does the same as TensorFlow's own method, and clears the cache."""
         self.known = None
         return super().assign_add(*args, **kwargs)
 
-    def assign_sub(self, *args: Any, **kwargs: Any) -> Any:
+    def assign_sub(self, *args: object, **kwargs: object) -> object:
         """Does the same as TensorFlow's own method, and clears the cache."""
         self.known = None
         return super().assign_sub(*args, **kwargs)

@@ -185,7 +185,6 @@ class Buckets:
         self._arrived: set[int] = set()
         self._started = 0
         self._patience = _PATIENCE
-        self._travels_as = group.gradients_travel_as
 
     def _add(self, bucket: Bucket | ShardedBucket, indices: Sequence[int]) -> None:
         self._buckets.append(bucket)
@@ -251,12 +250,6 @@ class Buckets:
             totals[index] = bucket.total(place) if present[index] else None
         self.clear()  # the buckets drop the sums of shards, so the caller can free them
         return totals, present
-
-    def _fits(self, number: torch.Tensor) -> bool:
-        """Returns whether the last bucket can sum this number of a metric, without rounding it."""
-        of_bucket = self._last.numbers
-        is_alike = (number.dtype, number.device) == (of_bucket.dtype, of_bucket.device)
-        return is_alike and self._travels_as is None
 
     def _start(self, end: int) -> None:
         while self._started < end and not self._buckets[self._started].missing:

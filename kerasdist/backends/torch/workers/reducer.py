@@ -57,7 +57,8 @@ class GradientReducer:
         self._sums = sums
         # Those of them that a step writes only before its last gradient. The first step shows them.
         self._early: list[keras.Variable] = []
-        self._seen: dict[int, torch.Tensor] = {}  # what the first step wrote before that gradient
+        # What the first step wrote before its last gradient; None in all other steps.
+        self._seen: dict[int, torch.Tensor] | None = None
         # the optimizer whose gradients have buckets
         self._optimizer: keras.optimizers.Optimizer | None = None
         self._buckets: HookedBuckets | None = None
@@ -99,7 +100,9 @@ class GradientReducer:
         if self._unreached is None:
             pairs = zip(variables, totals, strict=True)
             self._unreached = {id(variable) for variable, total in pairs if total is None}
-            self._seen = buckets.early(self._sums)
+            # In a smaller type the gradients may travel, but no sums of metrics.
+            is_exact = self._sum.group.gradients_travel_as is None
+            self._seen = buckets.early(self._sums) if is_exact else None
             if self._unreached:
                 self._drop()
         if unserved:
@@ -116,11 +119,17 @@ class GradientReducer:
         return totals
 
     def end(self, scope: ReplicaScope) -> dict[int, torch.Tensor]:
-        """Ends a step; returns the sums of metrics that came with its gradients, by variable id."""
-        if self._seen:
-            now = scope.state_mapping
-            self._early = [self._sums[key] for key, one in self._seen.items() if now[key] is one]
-            self._seen = {}
+        """Ends a step; returns the sums of metrics that came with its gradients, by variable id.
+
+        All workers must call it, because after the first step they agree on these metrics.
+        """
+        seen, self._seen = self._seen, None
+        if seen is not None and self._sums:
+            now, group = scope.state_mapping, self._sum.group
+            kept = [float(key in seen and now.get(key) is seen[key]) for key in self._sums]
+            [workers] = group.sums([torch.tensor(kept)])
+            pairs = zip(self._sums.values(), workers.tolist(), strict=True)
+            self._early = [variable for variable, count in pairs if count == group.size]
             self._drop()  # the next step makes buckets with room for these
         return {} if self._buckets is None else self._buckets.sums_of_metrics()
 
@@ -255,9 +264,9 @@ class HookedBuckets(Buckets):
 
     def early(self, sums: Mapping[int, keras.Variable]) -> dict[int, torch.Tensor]:
         """Returns the values that this step has written and that the last bucket can sum, by id."""
-        scope = self._scope
-        written = {key: scope.state_mapping[key] for key in sums if key in scope.written}
-        return {key: one for key, one in written.items() if not one.shape and self._fits(one)}
+        scope, kind = self._scope, (self.metrics.dtype, self.metrics.device, ())
+        own = {key: scope.state_mapping[key] for key in sums if key in scope.written}
+        return {key: one for key, one in own.items() if (one.dtype, one.device, one.shape) == kind}
 
     def sums_of_metrics(self) -> dict[int, torch.Tensor]:
         """Returns the sums of the metrics of this step, by the variables' ids."""
