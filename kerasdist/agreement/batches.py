@@ -70,7 +70,9 @@ class FirstBatches:
         self.history = BatchHistory(count_begun)
         self.drawn_by_threads = False
         self._job = job
-        self._wanted = wanted and job is not None  # either all workers record batches or none
+        # The strategy has checked that `wanted` is equal on all workers. So no worker waits in a
+        # comparison that other workers leave out.
+        self._wanted = wanted and job is not None
         self._waiting: list[Beginning] | None = None
         self._names: dict[int, list[str]] = {}  # names of a batch's arrays, by their number
         # The keys are names of arrays. `_checksums` has the checksum of an array in each batch. For

@@ -41,12 +41,12 @@ _ROUNDING = {"float64": 1e-8, "float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2
 
 # The size of an array is the norm of its deviations from the mean.
 # For arrays that are nearly constant, the size is at least `_PART_OF_NORM` times the norm.
-# The size is also at least the norm of an array in which each element is `_LEAST`.
+# The size is also at least the norm of an array of equal length whose elements are all `_LEAST`.
 _PART_OF_NORM, _LEAST = 0.1, 1e-6
 
-# The size of an array with fewer than `_FEW` elements is its norm, and at least the norm of an
-# array in which each element is `_LEAST_OF_FEW`: a small value, as in a bias, may be the sum of
-# larger terms, which have larger rounding errors.
+# For an array with fewer than `_FEW` elements, the size is the norm of the array itself. But the
+# size is at least the norm of an array of equal length whose elements are all `_LEAST_OF_FEW`,
+# because a small value, as in a bias, may be a sum of larger terms with larger rounding errors.
 _FEW, _LEAST_OF_FEW = 100, 0.1
 
 

@@ -82,9 +82,9 @@ class Telemetry(keras.callbacks.Callback):
       JAX and TensorFlow collectives are a part of the compiled step, and on GPUs they run
       asynchronously to the host. In these cases a profile shows the collectives (``kerasdist run
       --profile``).
-    - The time of a step is measured on the host. If the host runs ahead of the device (JAX, all
-      GPUs), the time of a single step only shows how long it takes to start the step. So
-      ``step_ms`` then uses the means of eight steps.
+    - The time of a step is measured on the host. With JAX, and with any framework on GPUs, the host
+      runs ahead of the device. The time of a single step then only shows how long the host takes to
+      start the step. So ``step_ms`` uses the means of eight steps in these cases.
 
     Measuring never waits for a device. Workers wait for each other only at the end of an epoch, as
     they also do without this callback. All workers must have the callback.

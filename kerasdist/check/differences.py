@@ -70,7 +70,8 @@ class StepResult:
         weights: The changes of trainable variables, by path.
         statistics: The changes of other variables, by path.
         sizes: The norms of all variables before the step, by path.
-        outputs: The outputs of the model's first call, by replica; None stands for one device.
+        outputs: The outputs of the model's first call, by the replica's number. For a step on one
+            device, the only key is None.
     """
 
     logs: Mapping[str, Any]

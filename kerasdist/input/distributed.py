@@ -339,8 +339,8 @@ def _preferred(ours: DistributedDataset) -> Any:
 
 
 def _is_ours(dataset: object) -> bool:
-    # The subclasses are listed, because a framework's class may be registered with the base class,
-    # and would then also be an instance of the base class.
+    # The subclasses are listed, because ``tf.distribute.DistributedDataset`` is registered with the
+    # base class, so that TensorFlow's datasets are also instances of the base class.
     return isinstance(dataset, DividedDataset | ShardedDataset | GatheredDataset)
 
 

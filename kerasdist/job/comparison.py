@@ -23,7 +23,7 @@ _MORE = 4
 NAMED = 8
 """The largest number of workers, or of groups of workers, that a message names."""
 
-# The text in a message for a worker that lacks a value that another worker has.
+# If only some workers have a value, messages show this text as the value of the other workers.
 _NOTHING = "nothing"
 
 

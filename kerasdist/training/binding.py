@@ -20,9 +20,10 @@ _bound: weakref.WeakKeyDictionary[type, weakref.WeakValueDictionary[tuple[type, 
 def bind(instance: object, front: type, *behind: type) -> None:
     """Gives an object a subclass of its class with `front` first, unless it already has `front`.
 
-    Each class of `behind` has one base class, from which the object's class also derives. In the
-    method resolution order, the class of `behind` comes right before this base class. So the class
-    of `behind` gets each call that the object's class passes on by ``super()``.
+    Each class in `behind` has one base class, from which the object's class also derives. In the
+    method resolution order, each class in `behind` comes right before its base class. So if a
+    method of the object's class calls ``super()``, Python finds the method of the class in `behind`
+    before the method of the base class.
     """
     if not isinstance(instance, front):
         object.__setattr__(instance, "__class__", _bound_class(type(instance), front, behind))

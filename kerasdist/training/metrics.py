@@ -59,7 +59,7 @@ class ReplicatedMetric:
 
 
 class ReplicatedMean(keras.metrics.Mean):
-    """A mixin before `keras.metrics.Mean` that weights a scalar by the replica's share of rows."""
+    """A `Mean` that weights a scalar by the replica's fraction of the rows of the global batch."""
 
     def update_state(self, values: Any, sample_weight: Any = None) -> Any:
         """Updates the state with values for each row, or with a mean over this replica's rows."""
@@ -67,7 +67,7 @@ class ReplicatedMean(keras.metrics.Mean):
 
 
 class ReplicatedSum(keras.metrics.Sum):
-    """A mixin before `keras.metrics.Sum` that weights a scalar by the replica's share of rows."""
+    """A `Sum` that weights a scalar by the replica's fraction of the rows of the global batch."""
 
     def update_state(self, values: Any, sample_weight: Any = None) -> Any:
         """Updates the state with values for each row, or with a mean over this replica's rows."""
@@ -75,7 +75,7 @@ class ReplicatedSum(keras.metrics.Sum):
 
 
 class ReplicatedWrapper(keras.metrics.MeanMetricWrapper):
-    """A mixin before `MeanMetricWrapper`; a function that mixes examples gets the global batch."""
+    """A `MeanMetricWrapper` that gives the global batch to a function which mixes examples."""
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
         """Updates the state with the values of the metric's function.
@@ -164,7 +164,7 @@ def summed(replica: ReplicaLike, metrics: Iterable[Any]) -> Iterator[None]:
 
 
 class GlobalBatchMetric:
-    """A mixin for a metric whose state may not be a sum: each update gets the global batch."""
+    """A mixin for a metric whose state might not be a sum: each update gets the global batch."""
 
     def update_state(self, *args: object, **kwargs: object) -> Any:
         """Updates the state with the rows of all replicas, all of which must call this method."""

@@ -52,8 +52,8 @@ class ReplicatedTrainer:
         model: The Keras model.
         strategy: The strategy under which the model was made.
         replicas: The strategy's replica set.
-        given_metrics: The metrics and weighted metrics that ``compile`` got, flattened; None stands
-            for an output without metrics.
+        given_metrics: The metrics and weighted metrics that ``compile`` got, flattened. An output
+            without metrics has the entry None.
         made: The keys of `STEPS` whose functions the trainer has made.
         most_rows: The most rows of a replica in one pass, found by trial steps; None for all rows.
         most_examples: The largest batch, in examples, for which `most_rows` is known.

@@ -14,7 +14,7 @@ from kerasdist.api.values import sole_component
 from kerasdist.core.context import StrategyLike, default_strategy, replica_scope
 from kerasdist.core.structures import Arguments
 
-# The variables that gradients update; None stands for all variables of the optimizer.
+# The variables that gradients update; None means all variables of the optimizer.
 Variables = list[Any] | None
 
 # Keras's ``optimizer.apply``, which takes the optimizer, gradients and variables.

@@ -119,7 +119,10 @@ class Backend(abc.ABC):
         """
 
     def settings(self) -> dict[str, Any]:
-        """Returns the framework's settings that must be equal on all workers: JSON, by name."""
+        """Returns the framework's settings that must be equal on all workers.
+
+        The keys are the names of the settings. Each value has a type that JSON can express.
+        """
         return {}
 
     @abc.abstractmethod

@@ -18,7 +18,8 @@ from kerasdist.backends.base.model_trainer import TrainerLike
 from kerasdist.core.context import current, replaced
 from kerasdist.input import sharding
 
-# The outputs of a model's first call in a step, by replica; on one device the only key is None.
+# The outputs of a model's first call in a step, by the replica's number. For a step on one device,
+# the only key is None.
 Outputs = dict[int | None, list[Any]]
 
 
@@ -67,7 +68,8 @@ class Trial(keras.StatelessScope, abc.ABC):
         draws: The object that supplies the step's random numbers.
         seed: The seed for random draws that Keras does not seed; equal on all workers.
         gradients: The gradients, by the number of the optimizer's step and the variable's path.
-        outputs: The outputs of the model's first call, by replica; None is the key on one device.
+        outputs: The outputs of the model's first call, by the replica's number. For a step on one
+            device, the only key is None.
         layer_losses: What layers added by ``add_loss`` in the step on one device.
         makes_passes: Whether the step may call the model several times, each time with some of the
             rows, to need less memory. Steps outside of a trial may do this.

@@ -18,7 +18,8 @@ import tensorflow as tf
 from kerasdist.backends.tensorflow import internals
 from kerasdist.backends.tensorflow.fit.batches import HOST, PlacedBatch
 
-# The functions of TensorFlow's generator on a device, by their names in ``GeneratorDataset``.
+# For each argument of ``tf.raw_ops.GeneratorDataset`` that takes a function: the attribute of
+# TensorFlow's private class ``_PerDeviceGenerator`` that holds this function.
 _FUNCTIONS = {
     "init_func": internals.GENERATOR_BEGIN,
     "next_func": internals.GENERATOR_NEXT,
@@ -44,7 +45,7 @@ def can_prefetch(spec: object) -> bool:
     """Returns whether batches of these types and shapes can wait on devices.
 
     TensorFlow keeps strings on the host. Sparse and ragged tensors stay on the host as well. All
-    batches stay there if a version of TensorFlow lacks the private generator that this module uses.
+    batches stay on the host if TensorFlow lacks the private generator that this module uses.
     """
     generator = internals.DEVICE_GENERATOR, *_FUNCTIONS.values()
     if not all(one.is_there() for one in generator):

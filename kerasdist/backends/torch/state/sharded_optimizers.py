@@ -2,8 +2,8 @@
 
 Of a weight's gradient, which is summed over the workers, each worker gets its own shard. During the
 update the optimizer sees shards in place of weights and slots (the optimizer's own variables, such
-as momentums), so Keras's own code updates the shards. Afterwards, weights that are not sharded
-themselves are gathered from the updated shards.
+as momentums), so Keras's own code updates the shards. If each worker stores a weight whole, the
+workers then exchange the updated shards of this weight.
 """
 
 from __future__ import annotations
@@ -93,7 +93,8 @@ class ShardedOptimizer:
     def updating(self, weights: Sequence[keras.Variable]) -> Generator[None]:
         """Lets the optimizer see shards of weights and slots while the block runs.
 
-        After the block, weights that are not sharded themselves are gathered from their shards.
+        A worker may store a weight whole, and yet update only a shard of the weight. After the
+        block, such a weight gets the updated shards of all workers.
         """
         shards.draw_all()
         seen = [(slot, keras_compat.stored_value(slot)) for slot in self._slots]

@@ -35,7 +35,7 @@ class Bucket:
     """
 
     def __init__(self, like: Sequence[torch.Tensor], room: int, group: ProcessGroup) -> None:
-        """Makes a bucket for gradients like the given tensors, and for `room` other numbers."""
+        """Makes a bucket for gradients with the shapes of `like`, and for `room` other numbers."""
         self._group = group
         sizes = [one.numel() for one in like]
         first = like[0].detach() if like else torch.empty((), device=group.device)
@@ -82,7 +82,7 @@ class ShardedBucket:
     def __init__(
         self, like: Sequence[torch.Tensor], shards: Sequence[Shard], group: ProcessGroup
     ) -> None:
-        """Makes a bucket for gradients like these; `group`'s workers get shards of the sums."""
+        """Makes a bucket for the gradients of sharded weights; `like` gives the gradients' type."""
         self._group = group
         self._like = like[0].detach()
         self._shards = shards
@@ -158,11 +158,12 @@ class Buckets:
         last_bytes: int | None = None,
         metrics: int = 0,
     ) -> None:
-        """Makes buckets for those of an optimizer's `count` variables whose index is in `like`.
+        """Makes buckets for the gradients of the variables that have an entry in `like`.
 
-        For an index in `shards`, this worker gets only its shard of the sum. `beside_gathers`:
-        whether weights are gathered at the same time. `metrics`: how many numbers of metrics are
-        summed with the last bucket.
+        The keys of `like` and `shards` are indices of an optimizer's `count` variables. `like` has
+        tensors with the shapes and types of the gradients. For an index in `shards`, this worker
+        gets only its shard of the gradient's sum. `beside_gathers`: whether weights are gathered at
+        the same time. `metrics`: how many numbers of metrics are summed with the last bucket.
         """
         channel = _channel(group, beside_gathers)
         summed_whole = {index: one for index, one in like.items() if index not in shards}

@@ -279,7 +279,7 @@ class ProcessGroup(Group):
 
     Attributes:
         device: The device on which this worker's tensors are sent and received.
-        of_torch: The group that torch's own functions take; None stands for torch's default group.
+        of_torch: The group that torch's own functions take; None means torch's default group.
         bytes_per_pack: The size of a bucket of gradients; None for the default.
         between: In a group of one machine's workers: the group of this worker and of those on other
             machines that hold the same shards. None in other groups.
