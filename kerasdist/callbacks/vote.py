@@ -94,7 +94,9 @@ class Vote(Callback):
     def _after_batch(self, batch: int, logs: dict[str, object] | None = None) -> None:
         model = keras_compat.model_of(self)
         wants, wanted = bool(model.stop_training), self._wanted_to_stop
-        model.stop_training, self._wanted_to_stop = False, wants or wanted
+        self._wanted_to_stop = wants or wanted
+        if wants:  # setting an attribute of a model takes as long as a small operation
+            model.stop_training = False
         label = f"end of batch {batch + 1} of epoch {self._epoch + 1}"
         asks = any(backup.asked_to_leave for backup in self._backups)
         if self._meets(label, wants=wants or wanted or asks):
