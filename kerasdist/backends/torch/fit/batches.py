@@ -93,8 +93,7 @@ def divide(
 
 
 def _tensor(leaf: object) -> Any:
-    is_ready = leaf is None or isinstance(leaf, torch.Tensor)
-    return leaf if is_ready else keras_compat.ops.convert_to_tensor(leaf)
+    return leaf if leaf is None else keras_compat.ops.convert_to_tensor(leaf)
 
 
 def _cut(device: torch.device, begin: int, end: int, leaf: Any) -> Any:

@@ -14,8 +14,8 @@ sharded weights, because gathers and buckets use different process groups.
 
 The first step shows which parameters have a gradient on any worker. Later steps have buckets for
 these parameters only. The first step also shows which metrics it updates before its last gradient,
-such as the mean of the loss. Later steps sum these metrics with the last bucket, and the message of
-the other metrics is not sent if there are none.
+such as the mean of the loss. Later steps sum these metrics with the last bucket. Only the other
+metrics, if there are any, need a message of their own.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ class GradientReducer:
         self._model = model
         self._sum = gradient_sum
         self._sums = sums
-        # Those of them that a step writes only before its last gradient. The first step shows them.
+        # The variables of `sums` that a step writes only before its last gradient. The first step
+        # shows which these are.
         self._early: list[keras.Variable] = []
         # What the first step wrote before its last gradient; None in all other steps.
         self._seen: dict[int, torch.Tensor] | None = None
@@ -100,9 +101,8 @@ class GradientReducer:
         if self._unreached is None:
             pairs = zip(variables, totals, strict=True)
             self._unreached = {id(variable) for variable, total in pairs if total is None}
-            # In a smaller type the gradients may travel, but no sums of metrics.
-            is_exact = self._sum.group.gradients_travel_as is None
-            self._seen = buckets.early(self._sums) if is_exact else None
+            # If gradients are sent in a smaller type, metrics are not sent with them.
+            self._seen = None if self._sum.group.gradients_travel_as else buckets.early(self._sums)
             if self._unreached:
                 self._drop()
         if unserved:
