@@ -16,6 +16,7 @@ from tests.conformance.models import (
     largest_error,
     regression,
     stack,
+    watched,
     weights_for,
 )
 from tests.conformance.registry import REPLICAS, case
@@ -304,17 +305,4 @@ def read_twice(lab):
 @case("metrics", backends=("tensorflow", "torch"))
 def metric_in_a_layer(lab):
     """A metric that a layer holds and updates in `call`."""
-
-    def build():
-        class Watched(keras.layers.Layer):
-            def __init__(self):
-                super().__init__()
-                self.watch = keras.metrics.Mean(name="activation")
-
-            def call(self, x):
-                self.watch.update_state(keras.ops.mean(x, axis=-1))
-                return x
-
-        return stack([keras.layers.Dense(5), Watched(), keras.layers.Dense(1)])
-
-    check(lab, build, X, Y)
+    check(lab, lambda: stack([keras.layers.Dense(5), watched(), keras.layers.Dense(1)]), X, Y)

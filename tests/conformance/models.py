@@ -115,6 +115,21 @@ def classifier(optimizer: Any = None, **options) -> Any:
     return stack(layers, optimizer, "sparse_categorical_crossentropy", **options)
 
 
+def watched() -> Any:
+    """A layer that passes its input on, and updates a metric in `call`."""
+
+    class Watched(keras.layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.watch = keras.metrics.Mean(name="activation")
+
+        def call(self, x):
+            self.watch.update_state(keras.ops.mean(x, axis=-1))
+            return x
+
+    return Watched()
+
+
 def largest_error(name="largest", error=None):
     class LargestError(keras.metrics.Metric):
         """Its state is a maximum: adding it up over replicas is wrong."""

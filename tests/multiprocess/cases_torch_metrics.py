@@ -4,7 +4,7 @@ from unittest import mock
 
 from tests.conformance.actions import fit
 from tests.conformance.lazy import keras, torch
-from tests.conformance.models import compiled, regression
+from tests.conformance.models import compiled, regression, watched
 from tests.conformance.registry import case
 
 TORCH = ("torch",)
@@ -12,20 +12,10 @@ BATCH = 7
 X, Y = regression(45)
 
 
-def _watched():
-    """Two outputs, and a layer that updates a metric in `call`, after the first weights."""
-
-    class Watched(keras.layers.Layer):
-        def __init__(self):
-            super().__init__()
-            self.watch = keras.metrics.Mean(name="activation")
-
-        def call(self, x):
-            self.watch.update_state(keras.ops.mean(x, axis=-1))
-            return x
-
+def _with_two_outputs():
+    """The layer that updates a metric comes after the first weights."""
     inputs = keras.Input(X.shape[1:])
-    hidden = Watched()(keras.layers.Dense(5, activation="tanh")(inputs))
+    hidden = watched()(keras.layers.Dense(5, activation="tanh")(inputs))
     return keras.Model(inputs, [keras.layers.Dense(1)(hidden) for _ in range(2)])
 
 
@@ -45,7 +35,9 @@ def metrics_that_go_with_the_gradients(lab):
         sizes.clear()
         with mock.patch.object(torch.distributed, "all_reduce", noted):
             lab.same(
-                lambda metrics=metrics: compiled(_watched(), "adam", "mse", metrics=metrics),
+                lambda metrics=metrics: compiled(
+                    _with_two_outputs(), "adam", "mse", metrics=metrics
+                ),
                 fit(X[: 6 * BATCH], [Y[: 6 * BATCH], -Y[: 6 * BATCH]], batch_size=BATCH, epochs=2),
             )
         message = weights + parameters + early  # of each step but the first

@@ -215,9 +215,15 @@ class Buckets:
         self._start(len(self._buckets) - 1)
 
     @torch.no_grad()
-    def start_last(self) -> None:
-        """Starts the sum of the last bucket, because this worker has all gradients."""
-        self._presence.fill_(1)
+    def start_last(self, present: Sequence[bool] = ()) -> None:
+        """Starts the sum of the last bucket.
+
+        `present` says which gradients this worker has; without it, the worker has all gradients.
+        """
+        if all(present):
+            self._presence.fill_(1)
+        else:  # the copy makes the host wait for the device
+            self._presence.copy_(torch.tensor(present, dtype=self._presence.dtype))
         self._start(len(self._buckets))
 
     def finish(
@@ -235,17 +241,12 @@ class Buckets:
             if index not in self._arrived:
                 self.put(index, gradients[index], weight)
         self.start_full()
-        last = self._presence
         if self._started < len(self._buckets):
-            if all(present):
-                self.start_last()
-            else:  # the copy makes the host wait for the device
-                last.copy_(torch.tensor(present, dtype=last.dtype))
-                self._start(len(self._buckets))
+            self.start_last(present)
         for bucket in self._buckets:
             bucket.wait()
         if not all(present):
-            present = [count > 0 for count in last.tolist()]
+            present = [count > 0 for count in self._presence.tolist()]
         totals: list[torch.Tensor | None] = [None] * len(gradients)
         for index, (bucket, place) in self._places.items():
             totals[index] = bucket.total(place) if present[index] else None

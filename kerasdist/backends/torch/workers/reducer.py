@@ -244,23 +244,21 @@ class HookedBuckets(Buckets):
             return
         self.start_full()
         if len(self._arrived) == len(self._parameters) and not self._unserved:
-            self._put_metrics()
             self.start_last()
 
     def sums(self, gradients: Gradients) -> tuple[list[torch.Tensor | None], list[int]]:
         """Returns the sums, and which variables without a bucket have a gradient on any worker."""
         self._is_open = False
-        if not self._sent:
-            self._put_metrics()
         totals, somewhere = self.finish(gradients, self._weight)
         return totals, [index for index in self._unserved if somewhere[index]]
 
     @torch.no_grad()
-    def _put_metrics(self) -> None:
-        """Copies the metrics into the last bucket, which starts next."""
+    def start_last(self, present: Sequence[bool] = ()) -> None:
+        """Copies the metrics into the last bucket, and starts its sum."""
         self._sent = [self._scope.get_current_value(one) for one in self._metrics]
         if self._sent:
             private.copy_to_each(self.metrics.unbind(), self._sent)
+        super().start_last(present)
 
     def early(self, sums: Mapping[int, keras.Variable]) -> dict[int, torch.Tensor]:
         """Returns the values that this step has written and that the last bucket can sum, by id."""
