@@ -90,6 +90,7 @@ class Job:
         self.is_on_one_machine: bool = roster["on_one_machine"]
         self._monitor = Monitor(self._client, self._coordinator)
         self._interrupts = DroppedInterrupts(lambda: self.is_watched)
+        atexit.register(self.leave)
         launcher.tell_launcher()
         recorded = {collectives.VARIABLE: int(self.collectives is not None)}
         versions = {"Python": sys.implementation.cache_tag, "kerasdist": __version__}
@@ -377,7 +378,7 @@ class Job:
         self._at_leave.append(callback)
 
     def after_connecting(self) -> None:
-        """Registers `leave`, so that it runs before the framework disconnects.
+        """Registers `leave` anew, so that it runs before the framework disconnects.
 
         At the end of the script, workers wait for each other before the framework disconnects. If a
         script ends with an uncaught error, or by ``sys.exit(3)`` in a call that needs all workers,
@@ -385,6 +386,7 @@ class Job:
         """
         if self._port is not None:
             self._port.release()
+        atexit.unregister(self.leave)
         atexit.register(self.leave)
         self._monitor.put_hook_first()
 

@@ -42,8 +42,16 @@ def joined(behaviour: str) -> Job:
         os.environ["KERASDIST_DEBUG_COLLECTIVES"] = "1"
     limits = {"join": LONG, "heartbeat": LONG, "meeting": LONG, **SHORT.get(behaviour, {})}
     job = Job(detect().membership(), {"keras": "1"}, Timeouts(**limits))
-    job.after_connecting()
+    if behaviour != "end_before_connecting":
+        job.after_connecting()
     return job
+
+
+def end_before_connecting(job: Job):
+    """As after a caught error: the chief waits for the others."""
+    if not job.is_chief:
+        time.sleep(1)
+        job.check()
 
 
 def end_well(job: Job):
