@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import operator
+import os
+import time
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, final
 
 import keras
 import torch
+import torch.distributed as dist
 
 from kerasdist import keras_compat
 from kerasdist.agreement.results import unnumbered
@@ -25,6 +28,9 @@ if TYPE_CHECKING:
 _BUCKET_BYTES = 25 * 2**20
 # For how many seconds a step waits for earlier sums before it makes more full gradients.
 _PATIENCE = 20.0
+# For how many seconds a step on a CPU polls for a sum before it sleeps until the sum is there. A
+# thread that has slept computes slowly at first: its CPU has gone to sleep, too.
+_POLLING = 1e-3
 
 
 @final
@@ -67,6 +73,10 @@ class Bucket:
         """Waits for the sum."""
         assert self.work is not None
         with metering.waiting_for_workers():
+            if not self.numbers.is_cuda and isinstance(self.work, dist.Work):
+                end = time.perf_counter() + _POLLING
+                while not self.work.is_completed() and time.perf_counter() < end:
+                    os.sched_yield()
             self.work.wait()
         self.work = None  # frees the compressed copy that torch's work object may hold
 
