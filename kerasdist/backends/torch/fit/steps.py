@@ -82,12 +82,14 @@ class Steps:
             rules.reducer = GradientReducer(model, total, rules.sums)
         rules.compiled = self._calls if self._trainer.compiles_in_replicas else None
         reports_itself = not self._trainer.note_overrides()
+        may_end_with_update = trains and not reports_itself
         is_worker = self._replicas.job is not None
         with_buffers = layers_with_buffers(model)
         finds_rows = trains and config.most_examples_at_once() == "auto"
 
         @_hinting()
         def run(batches: Sequence[Any]) -> Any:
+            nonlocal may_end_with_update
             for left, given in zip(reversed(range(len(batches))), batches, strict=True):
                 if finds_rows:
                     self._trainer.find_rows(given)
@@ -100,6 +102,9 @@ class Steps:
                     each = self._replicas.run(self._trainer.strategy, step, parts, rules)
                     if before:
                         _require_unchanged(before)
+                    if may_end_with_update:  # the first step has built the metrics of `compile`
+                        rules.ends_with_update = _uses_no_update(model)
+                        may_end_with_update = False
                     wanted = self._replicas.batch_logs_matter or reports_itself
                     logs = self._logs(each, parts, rules, wanted=wanted and not left)
             if trains and current.meter is not None:
@@ -275,6 +280,14 @@ def _combined_logs(
         for leaf in leaves
     ]
     return pack(logs[0], found)
+
+
+def _uses_no_update(model: keras.Model) -> bool:
+    """Returns whether only Keras's own code runs after a step's update: that of the metrics."""
+    return keras_compat.applies_directly(model.optimizer) and all(
+        keras_compat.is_builtin(type(one)) and type(one) is not keras.metrics.MeanMetricWrapper
+        for one in metrics_of(model)
+    )
 
 
 def _sums_of(model: keras.Model) -> Iterator[keras.Variable]:

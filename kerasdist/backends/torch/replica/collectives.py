@@ -198,13 +198,11 @@ class TorchCollectives(Collectives):
         # Torch's embeddings may have sparse gradients, which messages cannot contain.
         gradients = [None if one is None else one.to_dense() for one in gradients]
 
-        def update(
-            brought: Sequence[tuple[float, Gradients, list[keras.Variable] | None]],
-        ) -> list[int]:
+        def update(brought: Sequence[tuple[float, Gradients, list[keras.Variable] | None]]) -> None:
             all_weights, all_gradients, all_variables = zip(*brought, strict=True)
             weights = [numerics.weight_of_gradients(optimizer, weight) for weight in all_weights]
             check_same(all_gradients, all_variables)
-            rules = self.scope.rules
+            rules, scopes = self.scope.rules, self._shared.scopes[: self._count]
             if not optimizer.built and variables is not None:
                 with self.no_replica(), keras.name_scope(optimizer.name):
                     optimizer.build(variables)
@@ -219,14 +217,16 @@ class TorchCollectives(Collectives):
                 if self._shared.gradient_sum is not None:
                     reduced = self._shared.gradient_sum(optimizer, reduced, known)
             with self.no_replica():
-                committed = rules.commit(self._shared.scopes[: self._count], sums=False)
+                committed = rules.commit(scopes, sums=False)
                 if self.scope.weights is not None:
                     reduced = sharded_optimizers.spread_infinite(optimizer, reduced)
                 keras_compat.apply_combined_gradients(optimizer, reduced, variables)
-            return committed
+            for scope in scopes:
+                scope.refresh(committed)
 
-        brought = (self.weight, gradients, variables)
-        self.scope.refresh(self._meet(self.label(f"{optimizer.name}.apply"), brought, update))
+        brought, label = (self.weight, gradients, variables), f"{optimizer.name}.apply"
+        waits = not self.scope.rules.ends_with_update
+        self._meet(self.label(label), brought, update, waits=waits)
         if self.scope.weights is not None:
             self.scope.weights.release()
 
@@ -356,7 +356,11 @@ class TorchCollectives(Collectives):
 
 
 def _keep_own(
-    _label: str, value: _Value, combine: Callable[[Sequence[_Value]], _Result]
+    _label: str,
+    value: _Value,
+    combine: Callable[[Sequence[_Value]], _Result],
+    *,
+    waits: bool = True,
 ) -> _Result:
     """Takes the place of `ReplicaThreads.meet` if the process has only one replica."""
     return combine([value])

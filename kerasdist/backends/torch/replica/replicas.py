@@ -340,18 +340,20 @@ class LocalReplicas:
             if threads is None:
                 results = [self._step(0, strategy, step, parts, rules)]
             else:
-                settings = ThreadSettings()
+                settings, caller = ThreadSettings(), threading.get_ident()
 
                 def work(index: int) -> Any:
                     if not index:
                         return self._step(index, strategy, step, parts, rules)
                     context = settings.context.copy()
+                    if threading.get_ident() == caller:
+                        return context.run(self._step, index, strategy, step, parts, rules)
                     if scopes[index].device.type == "cpu" and rules.is_short(parts[index].argument):
                         torch.set_num_threads(1)  # this thread then starts no OpenMP threads
                     with settings.applied():
                         return context.run(self._step, index, strategy, step, parts, rules)
 
-                results = threads.run(count, work, rules.kept)
+                results = threads.run(count, work, rules.kept, shares_caller=rules.is_fit)
         finally:
             if makes_generator:
                 keras_compat.set_global_seed_generator(first_draw.generator)

@@ -1,12 +1,14 @@
-"""The threads that run the replicas of a process, one thread per replica and step.
+"""The threads that run the replicas of a process.
 
-Replica 0 runs in the calling thread, and every other replica in a thread that ends with the step,
-as in `tf.distribute`. A thread that outlived the step would keep its team of OpenMP threads. If the
-teams together had more threads than there are cores, OpenMP would slow down all steps of the
-process, also those of plain models.
+Replica 0 runs in the calling thread. In `fit`, if a replica has ended its step in the calling
+thread before the next replica has begun, the next one runs in the calling thread, too. Every other
+replica runs in a thread that ends with the step, as in `tf.distribute`. A thread that outlived the
+step would keep its team of OpenMP threads. If the teams together had more threads than there are
+cores, OpenMP would slow down all steps of the process, also those of plain models.
 
 At a collective (`meet`) each replica gives a value, the last replica to arrive combines the values,
-and all replicas get the result. A replica ends the step for all others if it raises an error, if it
+and all replicas get the result; a replica that does not need the result does not wait for it. A
+replica ends the step for all others if it raises an error, if it
 ends its step while others wait, if it makes another call than the others, or if it does not arrive
 in time. Then every replica that waits or arrives later gets a `ReplicaError`.
 
@@ -64,15 +66,24 @@ class ReplicaThreads:
         self._result: Any = None
         self._broken: BaseException | None = None  # the error that ended the step for all replicas
         self._kept: KeptState | None = None
+        self._caller = 0  # the thread that has called `run`
+        self._shares_caller = False  # whether several replicas may run in that thread
 
     def run(
-        self, count: int, work: Callable[[int], _Result], kept: KeptState | None
+        self,
+        count: int,
+        work: Callable[[int], _Result],
+        kept: KeptState | None,
+        *,
+        shares_caller: bool = False,
     ) -> list[_Result]:
         """Runs ``work(rank)`` for the first `count` replicas; returns their results by rank.
 
         With `kept`, each replica has its own copy of the state that the user's code keeps in Python
-        objects.
+        objects. With `shares_caller`, several replicas may run in the calling thread, one after
+        another.
         """
+        self._caller, self._shares_caller = threading.get_ident(), shares_caller
         self._count = count
         self._kept = kept
         if kept:
@@ -83,7 +94,9 @@ class ReplicaThreads:
         self._to_start.update(range(1, count))
         self._work = work
         try:
-            self._take_part(0)
+            rank: int | None = 0
+            while rank is not None:
+                rank = self._take_part(rank)
             if self._broken is not None:
                 raise self._broken
             return self._results[:count]
@@ -95,26 +108,38 @@ class ReplicaThreads:
             self._results = [None] * len(self._results)
 
     def meet(
-        self, rank: int, label: str, value: _Value, combine: Callable[[Sequence[_Value]], _Result]
+        self,
+        rank: int,
+        label: str,
+        value: _Value,
+        combine: Callable[[Sequence[_Value]], _Result],
+        *,
+        waits: bool = True,
     ) -> _Result:
         """Waits until each replica has given a value; returns the result of `combine` for these.
 
-        All replicas get the same object.
+        All replicas get the same object. Without `waits`, a replica that is not the last one
+        continues at once, and the result is undefined.
         """
         is_last = False
         kept = self._kept
         taken = kept.take() if kept else {}
+        if rank in self._arrived and self._broken is None:  # the last call had not waited
+            with self._lock:
+                self._pass_turn()
+            self._wait(rank)
         with self._lock:
             if self._broken is None:
                 self._arrived[rank] = (label, value)
                 is_last = len(self._arrived) == self._count
-                if self._finished:
-                    self._break(self._left_alone(min(self._finished)), by=rank)
-                elif not is_last:
+                absent = self._finished - self._arrived.keys()
+                if absent:
+                    self._break(self._left_alone(min(absent)), by=rank)
+                elif waits and not is_last:
                     self._pass_turn()
         if is_last:
             self._conclude(rank, combine)
-        elif self._broken is None:
+        elif waits and self._broken is None:
             self._wait(rank)
         if self._broken is not None:
             raise self._stopped()
@@ -122,7 +147,8 @@ class ReplicaThreads:
             kept.put_back(taken)
         return self._result
 
-    def _take_part(self, rank: int) -> None:
+    def _take_part(self, rank: int) -> int | None:
+        """Runs one replica; returns the replica that runs next in this thread, if there is one."""
         error = None
         try:
             if self._broken is not None:
@@ -137,27 +163,34 @@ class ReplicaThreads:
         except BaseException as raised:  # noqa: BLE001  `run` raises it in the calling thread
             raised.add_note(f"Raised in replica {rank}.")
             error = raised
-        self._finish(rank, error)
+        return self._finish(rank, error)
 
-    def _finish(self, rank: int, error: BaseException | None) -> None:
-        """Ends the step of one replica; replica 0 waits until all replicas have ended theirs."""
+    def _finish(self, rank: int, error: BaseException | None) -> int | None:
+        """Ends the step of one replica. The calling thread waits until all replicas have ended."""
+        in_caller = threading.get_ident() == self._caller
         with self._lock:
             self._finished.add(rank)
+            all_done = len(self._finished) == self._count
+            left_alone = self._arrived if all_done else self._arrived.keys() - self._finished
             if error is not None:
                 self._break(error, by=rank)
-            elif self._arrived and self._broken is None:
+            elif left_alone and self._broken is None:
                 self._break(self._left_alone(rank), by=rank)
+            elif in_caller and self._shares_caller and self._to_start:
+                following = self._ready.popleft()
+                self._to_start.remove(following)
+                return following
             self._pass_turn()
-            all_done = len(self._finished) == self._count
-            if all_done and rank:
+            if all_done and not in_caller:
                 self._gates[0].release()
-        if rank == 0 and not all_done:
+        if in_caller and not all_done:
             try:
                 self._wait(0)
             except KeyboardInterrupt as interrupt:
                 with self._lock:
                     self._break(interrupt, by=rank)
                 self._wait(0)  # waits until all others have stopped, each at its next collective
+        return None
 
     def _conclude(self, rank: int, combine: Callable[[Sequence[Any]], object]) -> None:
         """Combines the values in the last replica to arrive, while the others wait."""
@@ -174,8 +207,8 @@ class ReplicaThreads:
             if self._broken is None:
                 self._result = result
                 self._arrived.clear()
-                self._ready.extend(range(self._count))
-                self._ready.remove(rank)
+                others = set(range(self._count)) - self._finished - {rank}
+                self._ready.extend(sorted(others))
 
     def _pass_turn(self) -> None:
         if self._ready:
@@ -210,7 +243,7 @@ class ReplicaThreads:
         if self._broken is not None:
             return
         self._broken = error
-        self._ready.extend(rank for rank in self._arrived if rank != by)
+        self._ready.extend(self._arrived.keys() - self._finished - {by})
         while self._ready:
             self._pass_turn()
 

@@ -83,9 +83,12 @@ class Rules(abc.ABC):
         kept: Keeps the state of users' Python objects separately for each replica; None if it need
             not be kept.
         compiled: Calls a model in compiled form; None if models run uncompiled.
+        ends_with_update: Whether no code of a step after ``optimizer.apply`` depends on the update,
+            so that a replica need not wait there for the others.
     """
 
     is_fit = False
+    ends_with_update = False
     kept: KeptState | None = None
     compiled: Callable[..., Any] | None = None
 
