@@ -52,6 +52,8 @@ class JaxBackend(Backend):
     """The backend of JAX on this machine."""
 
     name = "jax"
+    function = staticmethod(functions.function)
+    value_and_grad = staticmethod(functions.value_and_grad)
 
     def devices(self, kind: str) -> tuple[Device, ...]:
         """Returns this process's devices of one kind. The call starts JAX."""
@@ -135,14 +137,6 @@ class JaxBackend(Backend):
         everywhere = [known[number] for theirs in numbers for number in theirs]
         return JaxReplicaSet(everywhere, devices, options, job)
 
-    def function(self, function: Callable[..., Any], jit_compile: bool) -> Callable[..., Any]:
-        """Compiles a function together with its variables.
-
-        JAX always compiles with XLA, so `jit_compile` has no effect.
-        """
-        creation.install()
-        return functions.function(function)
-
     def count_flops(self, function: Callable[..., object], *arguments: object) -> float:
         """Returns how many floating-point operations the matrix products of a call need.
 
@@ -164,13 +158,6 @@ class JaxBackend(Backend):
     def profiler(self) -> Profiler:
         """Returns JAX's profiler."""
         return JaxProfiler()
-
-    def value_and_grad(
-        self, function: Callable[[], Any], variables: Sequence[keras.Variable], has_aux: bool
-    ) -> tuple[Any, list[Any]]:
-        """Returns a function's result and its gradients, by `jax.value_and_grad`."""
-        creation.install()
-        return functions.value_and_grad(function, variables, has_aux)
 
 
 def coordinates_of(devices: Sequence[Any]) -> list[list[tuple[int, ...]]] | None:

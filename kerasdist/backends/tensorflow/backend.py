@@ -134,7 +134,8 @@ class TensorFlowBackend(Backend):
             ) from error
         return self.devices("gpu") if gpus else ()
 
-    def function(self, function: Callable[..., Any], jit_compile: bool) -> Callable[..., Any]:
+    @staticmethod
+    def function(function: Callable[..., Any], jit_compile: bool) -> Callable[..., Any]:
         """Returns a ``tf.function`` whose errors name the lost worker if a worker was lost."""
         patches.install()
         # With `reduce_retracing` the second batch size causes a new trace; further sizes do not.
@@ -158,9 +159,10 @@ class TensorFlowBackend(Backend):
         """Returns TensorFlow's profiler."""
         return TensorFlowProfiler()
 
+    @staticmethod
     def value_and_grad(
-        self, function: Callable[[], Any], variables: Sequence[Any], has_aux: bool
-    ) -> tuple[Any, list[Any]]:
+        function: Callable[[], tuple[Any, Any]], variables: Sequence[Any]
+    ) -> tuple[tuple[Any, Any], list[Any]]:
         """Calls the function under a gradient tape.
 
         Returns the function's result, and a gradient for each variable: None for a variable that
@@ -173,13 +175,6 @@ class TensorFlowBackend(Backend):
         with reads_preceded(lambda variable: read.add(id(variable))), tf.GradientTape() as tape:
             tape.watch([source for source in sources if not source.trainable])
             result = function()
-            value = tf.convert_to_tensor(result[0] if has_aux else result)
-            if value.shape.rank not in (0, None):
-                raise ValueError(
-                    "Expected a function that returns a scalar. Received: a value of shape "
-                    f"{tuple(value.shape)}. Take its mean or sum, or return what else you need "
-                    "as the second of a pair, with has_aux=True."
-                )
         # Reads in a `tf.function` that is already traced do not call the listener above, but the
         # tape records them.
         seen = {id(one.handle) for one in tape.watched_variables() if one.trainable}
@@ -188,7 +183,7 @@ class TensorFlowBackend(Backend):
             if gradient is None and (id(variable) in read or id(source.handle) in seen)
             else gradient
             for variable, source, gradient in zip(
-                variables, sources, tape.gradient(value, sources), strict=True
+                variables, sources, tape.gradient(result[0], sources), strict=True
             )
         ]
 

@@ -44,6 +44,8 @@ class TorchBackend(Backend):
         "would need torch_xla, and Keras does not run on it. Set KERAS_BACKEND=jax; on torch "
         "use kerasdist.MirroredStrategy on GPUs."
     )
+    function = staticmethod(functions.Step)
+    value_and_grad = staticmethod(functions.value_and_grad)
 
     def __init__(self) -> None:
         creation.install()
@@ -92,10 +94,6 @@ class TorchBackend(Backend):
         connect(job)
         return tuple(device for device in self.devices("gpu") if device.index in (gpus or ()))
 
-    def function(self, function: Callable[..., Any], jit_compile: bool) -> Callable[..., Any]:
-        """Wraps a function in a `Step`; `jit_compile` compiles the step if there is one replica."""
-        return functions.Step(function, jit_compile)
-
     def count_flops(self, function: Callable[..., object], *arguments: object) -> float:
         """Returns how many floating-point operations a call has, without computing values."""
         # imported here, because few programs need this module
@@ -120,12 +118,6 @@ class TorchBackend(Backend):
     def profiler(self) -> Profiler:
         """Returns PyTorch's profiler."""
         return TorchProfiler()
-
-    def value_and_grad(
-        self, function: Callable[[], Any], variables: Sequence[keras.Variable], has_aux: bool
-    ) -> tuple[Any, list[Any]]:
-        """Returns a function's result and its gradients with respect to variables."""
-        return functions.value_and_grad(function, variables, has_aux)
 
 
 @final
