@@ -20,7 +20,6 @@ as a sum, each component gets an equal part of the value.
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Sequence
 from typing import Any
 
@@ -31,17 +30,11 @@ from kerasdist.backends.base.checks import check_summable
 from kerasdist.core.context import current
 
 
-class Assignment(enum.Enum):
-    """How the values that replicas of a custom loop assign to a variable are combined."""
+def is_combined_on_write(variable: keras.Variable) -> bool:
+    """Returns whether the values that replicas of a custom loop assign are combined at once.
 
-    OWN = "own"
-    SUM = "sum"
-    MEAN = "mean"
-    FIRST = "only_first_replica"
-
-
-def assignment_in_loop(variable: keras.Variable) -> Assignment:
-    """Returns how the values that replicas assign to a variable in a custom loop are combined."""
+    If so, they are combined by the variable's aggregation; else each replica keeps its own value.
+    """
     if variable.synchronization == "none":
         raise ValueError(
             "Expected synchronization to be 'auto', 'on_write' or 'on_read' of a variable that "
@@ -49,9 +42,9 @@ def assignment_in_loop(variable: keras.Variable) -> Assignment:
             "Make the variable with one of these values."
         )
     if is_on_read(variable) or variable.aggregation == "none":
-        return Assignment.OWN
-    counts_all_replicas(variable)
-    return Assignment(variable.aggregation)
+        return False
+    counts_all_replicas(variable)  # raises an error if the type does not allow the aggregation
+    return True
 
 
 def never_synchronized() -> ValueError:
@@ -73,7 +66,7 @@ def require_first_made(variable: keras.Variable) -> None:
     if replica is None or replica.local_batch is not None:
         return
     is_later = replica.replica_id_in_sync_group > replica.strategy.local_replicas.start
-    if is_later and (variable.trainable or assignment_in_loop(variable) is not Assignment.OWN):
+    if is_later and (variable.trainable or is_combined_on_write(variable)):
         raise made_in_every_call([variable.path])
 
 
@@ -133,10 +126,13 @@ class WithoutCommonValue(keras.Variable):
         return super().value
 
 
-def shares_of_integers(total: Any, replicas: int) -> tuple[Any, Any]:
-    """Returns the parts of an integer for the first replica, and for each of the other replicas.
+def shares_of_sum(total: Any, replicas: int) -> tuple[Any, Any]:
+    """Returns the parts of a sum for the first replica, and for each of the other replicas.
 
-    The parts add up to the integer, so the first part includes the remainder of the division.
+    The parts of a float are equal. The first part of an integer includes the remainder.
     """
+    if "int" not in str(total.dtype):
+        share = total / replicas
+        return share, share
     share = total // replicas
     return total - share * (replicas - 1), share

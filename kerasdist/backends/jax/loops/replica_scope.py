@@ -16,14 +16,13 @@ from kerasdist.api.options import CommunicationOptions
 from kerasdist.backends.base.checks import check_communication, check_summable
 from kerasdist.backends.base.collectives import DEFAULT_COMMUNICATION, Apply, Collectives, Variables
 from kerasdist.backends.base.variable_rules import (
-    Assignment,
-    assignment_in_loop,
     counts_all_replicas,
+    is_combined_on_write,
     is_on_read,
     is_sum_on_read,
+    shares_of_sum,
 )
 from kerasdist.backends.jax.loops import scopes
-from kerasdist.backends.jax.loops.components import divide, split_sum
 from kerasdist.backends.jax.loops.scopes import Scope
 from kerasdist.backends.jax.loops.values import flatten, of_own, own
 from kerasdist.backends.jax.mesh.layout import AXIS, is_first, only_first
@@ -146,30 +145,19 @@ class ReplicaScope(Scope):
 
     def combined(self, variable: keras.Variable, value: jax.Array) -> jax.Array:
         """Returns the value to store when code assigns a value, by the rules of tf.distribute."""
-        apart = self.is_apart(variable)
         if self._writes == "copy":
             self.apart[id(variable)] = variable
         elif context.current.replica is None:
             if is_sum_on_read(variable):
-                first, share = split_sum(value, self._replicas)
+                first, share = shares_of_sum(value, self._replicas)
                 return share if first is share else jnp.where(is_first(), first, share)
-        elif apart:
+        elif self.is_apart(variable):
             self.apart[id(variable)] = variable
         elif self._writes == "combined":
-            return self._combined_on_write(variable, value)
+            if is_combined_on_write(variable):
+                return self.aggregates([variable], [value])[0]
+            self.apart[id(variable)] = variable
         return value
-
-    def _combined_on_write(self, variable: keras.Variable, value: jax.Array) -> jax.Array:
-        match assignment_in_loop(variable):
-            case Assignment.OWN:
-                self.apart[id(variable)] = variable
-                return value
-            case Assignment.FIRST:
-                [first] = self.exchange.total([only_first(value)])
-                return first.astype(value.dtype)
-            case how:
-                [total] = self.exchange.total([value])
-                return divide(total, self._replicas) if how is Assignment.MEAN else total
 
     def writing(self, manner: Literal["equal", "copy"]) -> AbstractContextManager[None]:
         """Returns a context in which all replicas assign equal values, or each only to its copy."""
@@ -195,7 +183,7 @@ class ReplicaScope(Scope):
         totals = self.exchange.total(parts)
         for index, variable in enumerate(variables):
             if variable.aggregation == "mean":
-                totals[index] = divide(totals[index], self._replicas)
+                totals[index] = totals[index] / self._replicas
         return [total.astype(value.dtype) for total, value in zip(totals, values, strict=True)]
 
 

@@ -12,7 +12,7 @@ import keras
 import tensorflow as tf
 
 from kerasdist import keras_compat
-from kerasdist.backends.base.variable_rules import is_sum_on_read, shares_of_integers
+from kerasdist.backends.base.variable_rules import is_sum_on_read, shares_of_sum
 from kerasdist.backends.tensorflow.private.strategies import (
     components,
     is_distributed,
@@ -131,7 +131,7 @@ def _store(original: Callable[..., Any], variable: keras.Variable, value: Any) -
         return original(variable, value)
     native_strategy: tf.distribute.Strategy = own.distribute_strategy
     total = tf.cast(value, variable.dtype)
-    first_share, share = shares_of_integers(total, native_strategy.num_replicas_in_sync)
+    first_share, share = shares_of_sum(total, native_strategy.num_replicas_in_sync)
     for number, part in enumerate(copies(variable)):
         is_first = number == 0 and native_strategy.extended.should_checkpoint
         part.assign(first_share if is_first else share)
