@@ -482,7 +482,7 @@ class TorchRunner(Runner):
             with keras_compat.outside_stateless_scopes():
                 return [call(0)]
         results, values = [], []
-        for index, component in enumerate(self._replica_components(variable)):
+        for index, component in enumerate(self.copies_of(variable)):
             with keras.StatelessScope([(variable, component)]) as scope:
                 results.append(call(index))
             values.append(scope.state_mapping[id(variable)].detach().clone())
@@ -498,18 +498,12 @@ class TorchRunner(Runner):
         ]
         return placed[0] if len(placed) == 1 else transpose(placed, _values)
 
-    def local_results(self, value: Any) -> tuple[Any, ...]:
-        """Returns the components of a value or a variable; anything else in a tuple of length 1."""
-        if isinstance(value, DistributedValues):
-            return value.values
-        return self._replica_components(value) if isinstance(value, keras.Variable) else (value,)
-
     def read(self, variable: keras.Variable) -> torch.Tensor:
         """Returns a variable's value, which is the aggregate if each replica has its own value."""
         require_aggregate(variable)
         return shards.read(variable).detach().clone()
 
-    def _replica_components(self, variable: keras.Variable) -> tuple[torch.Tensor, ...]:
+    def copies_of(self, variable: keras.Variable) -> tuple[torch.Tensor, ...]:
         """Returns the value of a variable that each replica of this process would read."""
         found = [
             self._components.component(variable, rank, device)
