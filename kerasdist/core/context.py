@@ -179,6 +179,10 @@ def replica_scope(context: ReplicaLike | None) -> Generator[None]:
     current.replicas.append(context)
     try:
         yield
+    except Exception as error:
+        if current.fit_replica is not None:
+            current.fit_replica.local_batch.note_in(error)
+        raise
     finally:
         current.replicas.pop()
         current.replica, current.fit_replica = outer

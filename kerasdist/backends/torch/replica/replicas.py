@@ -384,12 +384,7 @@ class LocalReplicas:
             scope,
             self._weights.in_step() if self._weights else contextlib.nullcontext(),
         ):
-            try:
-                result = step(part.argument)
-            except Exception as error:
-                if part.local_batch is not None:
-                    part.local_batch.note_in(error)
-                raise
+            result = step(part.argument)
             if self._weights is not None:
                 result = self._weights.plain(result)
         if not rules.is_fit:
