@@ -23,7 +23,6 @@ from typing import Any, NoReturn, final
 import jax
 from jax import numpy as jnp
 
-from kerasdist.backends.base.checks import check_summable
 from kerasdist.backends.jax.loops import scopes
 from kerasdist.backends.jax.loops.replica_scope import Differentiated, Exchange, ReplicaScope
 from kerasdist.backends.jax.mesh.arrays import cut, is_array, largest_of, padded
@@ -78,8 +77,6 @@ class _Replay(Exchange):
 
     def total(self, tensors: Sequence[Any]) -> list[Any]:
         """Returns the sums over the replicas, or raises `_Pause` if they are not known yet."""
-        for tensor in tensors:
-            check_summable(tensor.dtype.name)
         return self._next("an all-reduce", None, tensors, None) if tensors else []
 
     def gather(self, tensor: Any, axis: int) -> Any:

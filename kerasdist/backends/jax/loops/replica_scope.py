@@ -64,8 +64,6 @@ class Exchange:
 
     def total(self, tensors: Sequence[jax.Array]) -> list[jax.Array]:
         """Sums each tensor over the replicas, all of them in one `psum`."""
-        for tensor in tensors:
-            check_summable(tensor.dtype.name)
         return list(jax.lax.psum(list(tensors), AXIS)) if tensors else []
 
     def gather(self, tensor: jax.Array, axis: int) -> jax.Array:
@@ -218,7 +216,10 @@ class JaxCollectives(Collectives):
         """Sums each tensor over the replicas, all tensors in one collective."""
         if options is not DEFAULT_COMMUNICATION:
             check_communication(options, "JAX", ())
-        return self._scope.exchange.total(list(map(keras_compat.ops.convert_to_tensor, tensors)))
+        tensors = list(map(keras_compat.ops.convert_to_tensor, tensors))
+        for tensor in tensors:
+            check_summable(tensor.dtype.name)
+        return self._scope.exchange.total(tensors)
 
     def all_gather(self, tensor: Any, axis: int = 0) -> Any:
         """Returns the replicas' tensors concatenated along an axis."""
@@ -235,13 +236,9 @@ class JaxCollectives(Collectives):
         if self._applies:  # an outer optimizer has already summed the gradients
             return apply(optimizer, gradients, variables)
         known = keras_compat.optimized_variables(optimizer) if variables is None else variables
-        given = {index: one for index, one in enumerate(gradients) if one is not None}
-        # The gradient of a float8 scale is the scale's next value. So these gradients are not
-        # summed: the largest of the replicas' values is taken.
-        replaced = [index for index in given if known[index].overwrite_with_gradient]
-        added = [index for index in given if index not in replaced]
-        sums = dict(zip(added, self.all_sum([given[index] for index in added]), strict=True))
-        largest = {i: keras_compat.ops.max(self.all_stack(given[i]), axis=0) for i in replaced}
-        gradients = [(sums | largest).get(index) for index in range(len(gradients))]
+        replaced = self.replaced_by_gradients(gradients, known)
+        given = {i: one for i, one in enumerate(gradients) if one is not None and i not in replaced}
+        sums = dict(zip(given, self.all_sum([*given.values()]), strict=True))
+        gradients = [(sums | replaced).get(index) for index in range(len(gradients))]
         with context.replaced(self, "_applies", True), self._scope.writing("equal"):
             return apply(optimizer, gradients, variables)

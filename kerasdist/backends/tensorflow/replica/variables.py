@@ -35,11 +35,6 @@ def copies(variable: object) -> Sequence[Any]:
     return components(native(variable))
 
 
-def gradient_replaces(variable: keras.Variable) -> bool:
-    """Returns whether a variable's "gradient" is its next value, as for float8 scales."""
-    return isinstance(variable, keras.Variable) and variable.overwrite_with_gradient
-
-
 def averaged(variables: Iterable[keras.Variable]) -> list[keras.Variable]:
     """Returns the sync-on-read variables that are read as the mean of the replicas' values."""
     read_as_mean = (
