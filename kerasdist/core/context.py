@@ -17,6 +17,7 @@ import threading
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Protocol
 
 from kerasdist.errors import ScopeError
@@ -131,18 +132,16 @@ class Current(threading.local):
 
 
 current = Current()
-_default: list[StrategyLike] = []
 
 # The module of the default strategy is imported only when it is needed, because that module imports
 # this one.
 _DEFAULT_HOME = "kerasdist.api.strategy"
 
 
+@cache
 def default_strategy() -> StrategyLike:
     """Returns the strategy that is in force outside every scope."""
-    if not _default:
-        _default.append(importlib.import_module(_DEFAULT_HOME).DefaultStrategy())
-    return _default[0]
+    return importlib.import_module(_DEFAULT_HOME).DefaultStrategy()
 
 
 @contextmanager

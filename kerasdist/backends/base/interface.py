@@ -76,10 +76,12 @@ class Backend(abc.ABC):
 
     Attributes:
         name: The framework's name in Keras.
+        profiler: The class of the framework's profiler.
         tpu_refusal: The error message if the framework does not support `kerasdist.TPUStrategy`.
     """
 
     name: str
+    profiler: type[Profiler]
     tpu_refusal: str | None = None
 
     @abc.abstractmethod
@@ -201,10 +203,6 @@ class Backend(abc.ABC):
         Returns:
             The number of operations; None if the framework cannot count them.
         """
-
-    @abc.abstractmethod
-    def profiler(self) -> Profiler:
-        """Returns the framework's profiler, which records what the process and its devices do."""
 
     def checkpoint_format(self) -> CheckpointFormat:
         """Returns the object that reads and writes the framework's usual checkpoints.

@@ -48,10 +48,30 @@ _SETTINGS = (
 )
 
 
+@final
+class JaxProfiler(Profiler):
+    """Records with JAX's profiler, and reads the events from its trace file in Chrome's format."""
+
+    def start(self, folder: Path) -> None:
+        """Starts recording."""
+        jax.profiler.start_trace(folder)
+
+    def marked(self, name: str) -> AbstractContextManager[Any]:
+        """Returns a context that is recorded as an event of this name."""
+        return jax.profiler.TraceAnnotation(name)
+
+    def stop(self, folder: Path) -> Iterable[Event]:
+        """Stops recording; returns the events."""
+        jax.profiler.stop_trace()
+        for path in folder.rglob("*.trace.json.gz"):
+            yield from read_chrome_trace(path)
+
+
 class JaxBackend(Backend):
     """The backend of JAX on this machine."""
 
     name = "jax"
+    profiler = JaxProfiler
     function = staticmethod(functions.function)
     value_and_grad = staticmethod(functions.value_and_grad)
 
@@ -155,10 +175,6 @@ class JaxBackend(Backend):
 
         return OrbaxFormat()
 
-    def profiler(self) -> Profiler:
-        """Returns JAX's profiler."""
-        return JaxProfiler()
-
 
 def coordinates_of(devices: Sequence[Any]) -> list[list[tuple[int, ...]]] | None:
     """Returns the coordinates of TPU cores, by process.
@@ -170,25 +186,6 @@ def coordinates_of(devices: Sequence[Any]) -> list[list[tuple[int, ...]]] | None
         by_process.setdefault(one.process_index, []).append((*one.coords, one.core_on_chip))
     found = [by_process[process] for process in sorted(by_process)]
     return found if len({place for own in found for place in own}) == len(devices) else None
-
-
-@final
-class JaxProfiler(Profiler):
-    """Records with JAX's profiler, and reads the events from its trace file in Chrome's format."""
-
-    def start(self, folder: Path) -> None:
-        """Starts recording."""
-        jax.profiler.start_trace(folder)
-
-    def marked(self, name: str) -> AbstractContextManager[Any]:
-        """Returns a context that is recorded as an event of this name."""
-        return jax.profiler.TraceAnnotation(name)
-
-    def stop(self, folder: Path) -> Iterable[Event]:
-        """Stops recording; returns the events."""
-        jax.profiler.stop_trace()
-        for path in folder.rglob("*.trace.json.gz"):
-            yield from read_chrome_trace(path)
 
 
 def matmul_flops(jaxpr: Any) -> Counter[str]:

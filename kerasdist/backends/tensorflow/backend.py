@@ -30,10 +30,33 @@ if TYPE_CHECKING:
 
 
 @final
+class TensorFlowProfiler(Profiler):
+    """Records with TensorFlow's profiler, and reads its XPlane files by TensorFlow's own class.
+
+    TensorBoard's profile plug-in can read these files too, but it is a separate package.
+    """
+
+    def start(self, folder: Path) -> None:
+        """Starts recording."""
+        tf.profiler.experimental.start(str(folder))
+
+    def marked(self, name: str) -> AbstractContextManager[Any]:
+        """Returns a context that is recorded as an event of this name."""
+        return tf.profiler.experimental.Trace(name)
+
+    def stop(self, folder: Path) -> Iterable[Event]:
+        """Stops recording; returns the events."""
+        tf.profiler.experimental.stop()
+        for path in folder.rglob("*.xplane.pb"):
+            yield from _events_of(path)
+
+
+@final
 class TensorFlowBackend(Backend):
     """The backend of TensorFlow, which uses ``tf.distribute``."""
 
     name = "tensorflow"
+    profiler = TensorFlowProfiler
     # On TPUs, all replicas must share one trace, which this backend does not support yet.
     tpu_refusal = (
         "Expected JAX, on which kerasdist drives TPUs. Received: the backend tensorflow. Set "
@@ -155,10 +178,6 @@ class TensorFlowBackend(Backend):
             return None
         return sum(map(_flops_of, found))
 
-    def profiler(self) -> Profiler:
-        """Returns TensorFlow's profiler."""
-        return TensorFlowProfiler()
-
     @staticmethod
     def value_and_grad(
         function: Callable[[], tuple[Any, Any]], variables: Sequence[Any]
@@ -235,28 +254,6 @@ def _component(variable: object) -> Any:
     # In a graph the replica's number is a constant. All workers have the same number of replicas,
     # so the remainder is the replica's number in its own process.
     return held[tf.get_static_value(replica.replica_id_in_sync_group) % len(held)]
-
-
-@final
-class TensorFlowProfiler(Profiler):
-    """Records with TensorFlow's profiler, and reads its XPlane files by TensorFlow's own class.
-
-    TensorBoard's profile plug-in can read these files too, but it is a separate package.
-    """
-
-    def start(self, folder: Path) -> None:
-        """Starts recording."""
-        tf.profiler.experimental.start(str(folder))
-
-    def marked(self, name: str) -> AbstractContextManager[Any]:
-        """Returns a context that is recorded as an event of this name."""
-        return tf.profiler.experimental.Trace(name)
-
-    def stop(self, folder: Path) -> Iterable[Event]:
-        """Stops recording; returns the events."""
-        tf.profiler.experimental.stop()
-        for path in folder.rglob("*.xplane.pb"):
-            yield from _events_of(path)
 
 
 def _events_of(path: Path) -> Iterator[Event]:

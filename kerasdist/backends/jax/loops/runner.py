@@ -35,9 +35,9 @@ from kerasdist.backends.jax.loops.values import (
     Stacked,
     flatten,
     gathered,
+    in_one_array,
     is_distributed,
     is_number,
-    joined,
     map_values,
     of_own,
     own,
@@ -274,8 +274,7 @@ class JaxRunner(Runner):
             return _of_objects(leaves)
         if replica_scope.current() is not None:
             return PerReplica(Own(jnp.stack(leaves)[jax.lax.axis_index(AXIS)], self._replicas))
-        source = joined(PerReplica(tuple(leaves)), self._replicas)
-        return PerReplica(tuple(leaves)) if source is None else PerReplica(source)
+        return in_one_array(PerReplica(tuple(leaves)))
 
     def _entering(self, structure: Any) -> Any:
         """Returns a program's arguments, in which distributed values have all workers' components.
