@@ -14,7 +14,7 @@ from __future__ import annotations
 import abc
 import importlib
 import threading
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -65,10 +65,6 @@ class StrategyLike(Protocol):
 
     def scope(self) -> AbstractContextManager[StrategyLike]:
         """Opens the strategy's scope."""
-        ...
-
-    def run(self, fn: Any, args: Sequence[object], kwargs: Mapping[str, object] | None) -> object:
-        """Calls a function once per replica."""
         ...
 
 
