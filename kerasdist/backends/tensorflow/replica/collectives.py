@@ -15,6 +15,7 @@ import tensorflow as tf
 from kerasdist import keras_compat
 from kerasdist.api.options import CommunicationOptions
 from kerasdist.api.replica_context import LocalBatch
+from kerasdist.backends.base.checks import differing_calls
 from kerasdist.backends.base.collectives import DEFAULT_COMMUNICATION, Apply, Collectives, Variables
 from kerasdist.backends.base.kept_state import KeptState
 from kerasdist.backends.base.variable_rules import counts_all_replicas, is_on_read, is_sum_on_read
@@ -28,7 +29,7 @@ from kerasdist.backends.tensorflow.replica.values import check_alike, regrouped,
 from kerasdist.backends.tensorflow.replica.variables import adopt_all, copies, is_foreign
 from kerasdist.core.context import current, replaced, replica_scope
 from kerasdist.core.structures import Arguments, map_leaves
-from kerasdist.errors import ReplicaError, UnsupportedError
+from kerasdist.errors import UnsupportedError
 from kerasdist.job.collectives import code_here
 from kerasdist.training import numerics
 from kerasdist.training.batch_norm import combined
@@ -68,11 +69,7 @@ def columns_of(everyone: Sequence[Given]) -> Columns:
     """
     calls = [f"{one.call} of {len(one.tensors)}" for one in everyone]
     if len(set(calls)) > 1:
-        raise ReplicaError(
-            "Expected the same call from every replica, with equally many tensors. Received: "
-            f"calls={calls}, by replica. Call collectives in the same order in all replicas, "
-            "never under a condition that differs."
-        )
+        raise differing_calls(f"calls={calls}, by replica")
     return list(zip(*(one.tensors for one in everyone), strict=True))
 
 
