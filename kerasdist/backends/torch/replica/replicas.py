@@ -462,7 +462,9 @@ class TorchRunner(Runner):
         own = required_tensor(tensor).detach().to(self._home)
         self._group.check_alike("broadcast_to", [own])
         [chiefs] = self._group.from_chief([own])
-        return self._mirrored(chiefs)
+        if len(self._devices) == 1:
+            return chiefs
+        return Mirrored(tuple(chiefs.to(device) for device in self._devices))
 
     def update(
         self, variable: keras.Variable, function: Callable[..., Any], given: Arguments
@@ -529,11 +531,6 @@ class TorchRunner(Runner):
         elif not isinstance(value, keras.Variable):
             parts *= len(self._devices)
         return [required_tensor(part).to(self._home) for part in parts]
-
-    def _mirrored(self, tensor: torch.Tensor) -> Any:
-        if len(self._devices) == 1:
-            return tensor
-        return Mirrored(tuple(tensor.to(device) for device in self._devices))
 
 
 def _values(leaves: Sequence[Any]) -> PerReplica | None:
