@@ -160,13 +160,7 @@ def adopt_all(variables: Iterable[keras.Variable], native_strategy: tf.distribut
         value = keras_compat.stored_value(variable).numpy()
         keras_compat.reinitialize(variable)
         if is_sum_on_read(variable):
-            # A read adds the components, so only the first component gets the value.
-            first, *others = copies(variable)
-            first.assign(
-                value if native_strategy.extended.should_checkpoint else tf.zeros_like(first)
-            )
-            for part in others:
-                part.assign(tf.zeros_like(part))
+            variable.assign(value)  # each component gets its share, because a read adds them
     return recreated
 
 
