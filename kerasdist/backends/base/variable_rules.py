@@ -27,7 +27,7 @@ import keras
 
 from kerasdist import keras_compat
 from kerasdist.backends.base.checks import check_summable
-from kerasdist.core.context import current
+from kerasdist.core.context import current, scoped_strategy
 
 
 def is_combined_on_write(variable: keras.Variable) -> bool:
@@ -88,6 +88,15 @@ def is_sum_on_read(variable: keras.Variable) -> bool:
     """Returns whether a variable is read as the sum of its components; booleans have no sum."""
     is_sum = is_on_read(variable) and variable.aggregation == "sum"
     return is_sum and keras_compat.stored_dtype(variable) != "bool"
+
+
+def terms_of_initial_value(variable: keras.Variable) -> int:
+    """Returns how often the initial value of a new variable counts.
+
+    If the variable is read as a sum, each replica's component starts with the initial value.
+    """
+    strategy = scoped_strategy()
+    return strategy.num_replicas_in_sync if strategy and is_sum_on_read(variable) else 1
 
 
 def counts_all_replicas(variable: keras.Variable) -> bool:
