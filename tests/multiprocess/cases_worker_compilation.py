@@ -4,6 +4,7 @@ from functools import partial
 from unittest.mock import patch
 
 from tests.conformance.actions import quiet_fit
+from tests.conformance.compare import NORMAL
 from tests.conformance.lazy import keras
 from tests.conformance.models import dense, regression, stack
 from tests.conformance.registry import case
@@ -74,4 +75,4 @@ def compiled_statistics_of_each_worker(lab):
     _, expected = lab.run(build, acts, strategy)
     with patch.object(torch, "compile", partial(torch.compile, backend="aot_eager")):
         _, actual = lab.run(lambda: build(jit_compile=True), acts, strategy)
-    lab.equal(expected.parts(True), actual.parts(True))
+    lab.equal(expected.parts(True), actual.parts(True), NORMAL)
