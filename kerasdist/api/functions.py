@@ -9,6 +9,7 @@ import keras
 
 from kerasdist.backends import registry
 from kerasdist.core.earlier_names import refuse_arguments
+from kerasdist.keras_compat import ops
 
 
 @overload
@@ -87,12 +88,14 @@ def value_and_grad(
         ValueError: If the function does not return a scalar, or with `has_aux` not a pair.
     """
 
-    def checked() -> Any:
+    def pair() -> tuple[Any, Any]:
         returned = fn()
         _check(returned, has_aux)
-        return returned
+        value, aux = returned if has_aux else (returned, None)
+        return ops.convert_to_tensor(value), aux
 
-    return registry.current().value_and_grad(checked, list(variables), has_aux)
+    (value, aux), gradients = registry.current().value_and_grad(pair, list(variables))
+    return (value, aux) if has_aux else value, gradients
 
 
 def _check(returned: Any, has_aux: bool) -> None:

@@ -14,9 +14,10 @@ from __future__ import annotations
 import abc
 import importlib
 import threading
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Protocol
 
 from kerasdist.errors import ScopeError
@@ -64,10 +65,6 @@ class StrategyLike(Protocol):
 
     def scope(self) -> AbstractContextManager[StrategyLike]:
         """Opens the strategy's scope."""
-        ...
-
-    def run(self, fn: Any, args: Sequence[object], kwargs: Mapping[str, object] | None) -> object:
-        """Calls a function once per replica."""
         ...
 
 
@@ -131,18 +128,16 @@ class Current(threading.local):
 
 
 current = Current()
-_default: list[StrategyLike] = []
 
 # The module of the default strategy is imported only when it is needed, because that module imports
 # this one.
 _DEFAULT_HOME = "kerasdist.api.strategy"
 
 
+@cache
 def default_strategy() -> StrategyLike:
     """Returns the strategy that is in force outside every scope."""
-    if not _default:
-        _default.append(importlib.import_module(_DEFAULT_HOME).DefaultStrategy())
-    return _default[0]
+    return importlib.import_module(_DEFAULT_HOME).DefaultStrategy()
 
 
 @contextmanager
@@ -179,6 +174,10 @@ def replica_scope(context: ReplicaLike | None) -> Generator[None]:
     current.replicas.append(context)
     try:
         yield
+    except Exception as error:
+        if current.fit_replica is not None:
+            current.fit_replica.local_batch.note_in(error)
+        raise
     finally:
         current.replicas.pop()
         current.replica, current.fit_replica = outer

@@ -71,6 +71,19 @@ def outside_stateless_scopes() -> Iterator[None]:
         setattr(getattr(*place), name, scope)
 
 
+class ReadingScope(keras.StatelessScope):
+    """A scope that changes what is read from variables, but not what assignments to them do."""
+
+    def add_update(self, update: tuple[Any, Any]) -> None:
+        """Passes an assignment on to the enclosing scope; if there is none, assigns the value."""
+        if self.original_scope is not None:
+            self.original_scope.add_update(update)
+            return
+        variable, value = update
+        with outside_stateless_scopes():
+            variable.assign(value)
+
+
 def initialize_waiting_variables() -> None:
     """Initializes the variables that this thread made while a stateless scope was open."""
     waiting = of_thread(internals.WAITING_VARIABLES) or ()

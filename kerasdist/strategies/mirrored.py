@@ -12,7 +12,6 @@ from kerasdist.cluster.detection import detect
 from kerasdist.cluster.kerasdist_variables import EACH_ITS_OWN
 from kerasdist.core.devices import parse_devices
 from kerasdist.core.sharding import Offload
-from kerasdist.errors import UnsupportedError
 from kerasdist.strategies import processes
 from kerasdist.strategies.arguments import ShardingOption, named_devices, replica_options
 from kerasdist.strategies.choice import chosen_devices, require_available, require_no_other_workers
@@ -111,16 +110,10 @@ class MirroredStrategy(Strategy):
             ValueError: If `batch_norm`, `check`, `launcher`, `sharding` or `offload` has none of
                 its allowed values.
         """
-        devices = named_devices(devices, earlier)
+        devices = named_devices(devices, earlier | {"cross_device_ops": cross_device_ops})
         told = None if launcher == "threads" else processes.devices_from_launcher()
         if told is None:
             require_no_other_workers("MirroredStrategy")
-        if cross_device_ops is not None:
-            raise UnsupportedError(
-                "Expected cross_device_ops=None: the backend chooses the collectives by itself, "
-                f"NCCL between NVIDIA GPUs. Received: cross_device_ops={cross_device_ops!r:.200}. "
-                "Leave the argument out."
-            )
         backend = registry.current()
         options = replica_options(sharding, batch_norm, check, offload=offload)
         launcher = processes.checked_launcher(launcher, backend)

@@ -4,6 +4,7 @@ from functools import partial
 from unittest.mock import patch
 
 from tests.conformance.actions import quiet_fit
+from tests.conformance.compare import NORMAL
 from tests.conformance.lazy import keras
 from tests.conformance.models import dense, regression, stack
 from tests.conformance.registry import case
@@ -56,3 +57,22 @@ def without_a_compiler(lab):
     lab.equal(expected.parts(True), actual.parts(True))
     lab.check(len(told) == lab.job.rank, f"{told}")
     lab.check(all("no C++ compiler here" in one for one in told), f"{told}")
+
+
+@case("worker_compilation", backends=("torch",), replicas=(2,))
+def compiled_statistics_of_each_worker(lab):
+    """Moving statistics of each worker's rows, assigned in compiled code, are averaged."""
+    import torch
+
+    def build(**options):
+        layers = keras.layers
+        normal = layers.BatchNormalization(momentum=0.5)
+        return stack([layers.Dense(6), normal, layers.Dense(1)], "sgd", **options)
+
+    x, y = regression(8)
+    acts = [quiet_fit(x, y, batch_size=4)]
+    strategy = lab.strategy(batch_norm="per_replica")
+    _, expected = lab.run(build, acts, strategy)
+    with patch.object(torch, "compile", partial(torch.compile, backend="aot_eager")):
+        _, actual = lab.run(lambda: build(jit_compile=True), acts, strategy)
+    lab.equal(expected.parts(True), actual.parts(True), NORMAL)

@@ -10,7 +10,7 @@ import keras
 
 from kerasdist.api.options import CommunicationOptions
 from kerasdist.core.user_warnings import warn_user
-from kerasdist.errors import DisagreementError, ShapeError, UnsupportedError
+from kerasdist.errors import DisagreementError, ReplicaError, ShapeError, UnsupportedError
 from kerasdist.job.comparison import NAMED
 from kerasdist.job.job import current_job
 
@@ -37,6 +37,15 @@ def differing_assignment(variable: keras.Variable) -> DisagreementError:
         f"{place}Expected all workers to assign the same value to a sharded variable, of which "
         f"each holds a part. Received: values that differ for {variable.path!r}. Load weights on "
         "all workers, and let callbacks assign the same values on all workers."
+    )
+
+
+def differing_calls(received: str) -> ReplicaError:
+    """Returns the error for replicas of which each makes other calls."""
+    return ReplicaError(
+        f"Expected all replicas to do the same at the same time. Received: {received}. Replicas "
+        "differ in their batch only: a branch that depends on the data must not decide whether "
+        "they call the optimizer, a metric or a collective, nor with which shapes and variables."
     )
 
 

@@ -13,6 +13,7 @@ from kerasdist.api.options import CommunicationOptions, options_of
 from kerasdist.api.values import sole_component
 from kerasdist.core.context import StrategyLike, default_strategy, replica_scope
 from kerasdist.core.structures import Arguments
+from kerasdist.keras_compat import ops
 
 # The variables that gradients update; None means all variables of the optimizer.
 Variables = list[Any] | None
@@ -145,6 +146,24 @@ class Collectives(abc.ABC):
             tensor: A tensor of this replica, of the same shape on all replicas.
         """
         return self.all_gather(tensor[None])
+
+    def replaced_by_gradients(
+        self, gradients: Sequence[Any], variables: Sequence[Any]
+    ) -> dict[int, Any]:
+        """Returns the next values of variables whose "gradient" is their next value, by index.
+
+        Float8 scales are such variables. The replicas' values are not added up: the largest of them
+        is returned. All replicas must call this method.
+
+        Args:
+            gradients: This replica's gradients; None for a variable without a gradient.
+            variables: The variables of the gradients.
+        """
+        return {
+            index: ops.max(self.all_stack(gradient), axis=0)
+            for index, (gradient, variable) in enumerate(zip(gradients, variables, strict=False))
+            if gradient is not None and getattr(variable, "overwrite_with_gradient", False)
+        }
 
     @abc.abstractmethod
     def apply_gradients(

@@ -76,10 +76,12 @@ class Backend(abc.ABC):
 
     Attributes:
         name: The framework's name in Keras.
+        profiler: The class of the framework's profiler.
         tpu_refusal: The error message if the framework does not support `kerasdist.TPUStrategy`.
     """
 
     name: str
+    profiler: type[Profiler]
     tpu_refusal: str | None = None
 
     @abc.abstractmethod
@@ -161,8 +163,9 @@ class Backend(abc.ABC):
             UnsupportedError: If the framework does not support these devices or options.
         """
 
+    @staticmethod
     @abc.abstractmethod
-    def function(self, function: Callable[..., Any], jit_compile: bool) -> Callable[..., Any]:
+    def function(function: Callable[..., Any], jit_compile: bool) -> Callable[..., Any]:
         """Compiles a user function as the framework compiles a training step.
 
         Args:
@@ -171,17 +174,16 @@ class Backend(abc.ABC):
                 PyTorch. JAX always compiles with XLA.
         """
 
+    @staticmethod
     @abc.abstractmethod
     def value_and_grad(
-        self, function: Callable[[], Any], variables: Sequence[Any], has_aux: bool
-    ) -> tuple[Any, list[Any]]:
+        function: Callable[[], tuple[Any, Any]], variables: Sequence[Any]
+    ) -> tuple[tuple[Any, Any], list[Any]]:
         """Calls a function and computes the gradients of its value with respect to variables.
 
         Args:
-            function: Takes no argument and returns a scalar; with `has_aux` a pair of a scalar and
-                any other value.
+            function: Takes no argument and returns a pair of a scalar tensor and any other value.
             variables: Keras variables.
-            has_aux: Whether the function returns a pair.
 
         Returns:
             The function's result, and one gradient per variable; None for a variable that the
@@ -201,10 +203,6 @@ class Backend(abc.ABC):
         Returns:
             The number of operations; None if the framework cannot count them.
         """
-
-    @abc.abstractmethod
-    def profiler(self) -> Profiler:
-        """Returns the framework's profiler, which records what the process and its devices do."""
 
     def checkpoint_format(self) -> CheckpointFormat:
         """Returns the object that reads and writes the framework's usual checkpoints.

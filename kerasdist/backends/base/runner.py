@@ -142,21 +142,31 @@ class Runner(abc.ABC):
         """
         return None
 
-    @abc.abstractmethod
     def local_results(self, value: Any) -> tuple[Any, ...]:
-        """Returns a distributed value's components; for another value, a tuple of that value only.
+        """Returns the components of a value or variable; for another value, a tuple of it alone.
 
         Args:
             value: A distributed value, a variable, or anything else.
         """
+        if isinstance(value, DistributedValues):
+            return value.values
+        return self.copies_of(value) if isinstance(value, keras.Variable) else (value,)
 
-    @abc.abstractmethod
+    def copies_of(self, variable: keras.Variable) -> tuple[Any, ...]:
+        """Returns the value of a variable on each replica of this process.
+
+        Args:
+            variable: A variable of Keras.
+        """
+        return (variable,)
+
     def read(self, variable: keras.Variable) -> Any:
         """Returns the value of a variable as cross-replica code sees it.
 
         Args:
             variable: A variable of Keras or of the framework.
         """
+        return ops.convert_to_tensor(variable)
 
     def created(self, variable: keras.Variable) -> bool:
         """Returns whether a variable was made in the scope of a strategy over these replicas.
@@ -224,14 +234,6 @@ class SoleRunner(Runner):
 
         with self._placement():
             return map_leaves(placed, values[0])
-
-    def local_results(self, value: Any) -> tuple[Any, ...]:
-        """Returns a distributed value's components; for another value, a tuple of that value."""
-        return value.values if isinstance(value, DistributedValues) else (value,)
-
-    def read(self, variable: keras.Variable) -> Any:
-        """Returns the variable's value."""
-        return ops.convert_to_tensor(variable)
 
     def created(self, variable: keras.Variable) -> bool:
         """Returns True, because with one replica any variable can be used."""

@@ -20,7 +20,6 @@ as a sum, each component gets an equal part of the value.
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Sequence
 from typing import Any
 
@@ -28,20 +27,14 @@ import keras
 
 from kerasdist import keras_compat
 from kerasdist.backends.base.checks import check_summable
-from kerasdist.core.context import current
+from kerasdist.core.context import current, scoped_strategy
 
 
-class Assignment(enum.Enum):
-    """How the values that replicas of a custom loop assign to a variable are combined."""
+def is_combined_on_write(variable: keras.Variable) -> bool:
+    """Returns whether the values that replicas of a custom loop assign are combined at once.
 
-    OWN = "own"
-    SUM = "sum"
-    MEAN = "mean"
-    FIRST = "only_first_replica"
-
-
-def assignment_in_loop(variable: keras.Variable) -> Assignment:
-    """Returns how the values that replicas assign to a variable in a custom loop are combined."""
+    If so, they are combined by the variable's aggregation; else each replica keeps its own value.
+    """
     if variable.synchronization == "none":
         raise ValueError(
             "Expected synchronization to be 'auto', 'on_write' or 'on_read' of a variable that "
@@ -49,9 +42,9 @@ def assignment_in_loop(variable: keras.Variable) -> Assignment:
             "Make the variable with one of these values."
         )
     if is_on_read(variable) or variable.aggregation == "none":
-        return Assignment.OWN
-    counts_all_replicas(variable)
-    return Assignment(variable.aggregation)
+        return False
+    counts_all_replicas(variable)  # raises an error if the type does not allow the aggregation
+    return True
 
 
 def never_synchronized() -> ValueError:
@@ -73,7 +66,7 @@ def require_first_made(variable: keras.Variable) -> None:
     if replica is None or replica.local_batch is not None:
         return
     is_later = replica.replica_id_in_sync_group > replica.strategy.local_replicas.start
-    if is_later and (variable.trainable or assignment_in_loop(variable) is not Assignment.OWN):
+    if is_later and (variable.trainable or is_combined_on_write(variable)):
         raise made_in_every_call([variable.path])
 
 
@@ -95,6 +88,15 @@ def is_sum_on_read(variable: keras.Variable) -> bool:
     """Returns whether a variable is read as the sum of its components; booleans have no sum."""
     is_sum = is_on_read(variable) and variable.aggregation == "sum"
     return is_sum and keras_compat.stored_dtype(variable) != "bool"
+
+
+def terms_of_initial_value(variable: keras.Variable) -> int:
+    """Returns how often the initial value of a new variable counts.
+
+    If the variable is read as a sum, each replica's component starts with the initial value.
+    """
+    strategy = scoped_strategy()
+    return strategy.num_replicas_in_sync if strategy and is_sum_on_read(variable) else 1
 
 
 def counts_all_replicas(variable: keras.Variable) -> bool:
@@ -133,10 +135,13 @@ class WithoutCommonValue(keras.Variable):
         return super().value
 
 
-def shares_of_integers(total: Any, replicas: int) -> tuple[Any, Any]:
-    """Returns the parts of an integer for the first replica, and for each of the other replicas.
+def shares_of_sum(total: Any, replicas: int) -> tuple[Any, Any]:
+    """Returns the parts of a sum for the first replica, and for each of the other replicas.
 
-    The parts add up to the integer, so the first part includes the remainder of the division.
+    The parts of a float are equal. The first part of an integer includes the remainder.
     """
+    if "int" not in str(total.dtype):
+        share = total / replicas
+        return share, share
     share = total // replicas
     return total - share * (replicas - 1), share

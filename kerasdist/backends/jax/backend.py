@@ -48,10 +48,32 @@ _SETTINGS = (
 )
 
 
+@final
+class JaxProfiler(Profiler):
+    """Records with JAX's profiler, and reads the events from its trace file in Chrome's format."""
+
+    def start(self, folder: Path) -> None:
+        """Starts recording."""
+        jax.profiler.start_trace(folder)
+
+    def marked(self, name: str) -> AbstractContextManager[Any]:
+        """Returns a context that is recorded as an event of this name."""
+        return jax.profiler.TraceAnnotation(name)
+
+    def stop(self, folder: Path) -> Iterable[Event]:
+        """Stops recording; returns the events."""
+        jax.profiler.stop_trace()
+        for path in folder.rglob("*.trace.json.gz"):
+            yield from read_chrome_trace(path)
+
+
 class JaxBackend(Backend):
     """The backend of JAX on this machine."""
 
     name = "jax"
+    profiler = JaxProfiler
+    function = staticmethod(functions.function)
+    value_and_grad = staticmethod(functions.value_and_grad)
 
     def devices(self, kind: str) -> tuple[Device, ...]:
         """Returns this process's devices of one kind. The call starts JAX."""
@@ -135,14 +157,6 @@ class JaxBackend(Backend):
         everywhere = [known[number] for theirs in numbers for number in theirs]
         return JaxReplicaSet(everywhere, devices, options, job)
 
-    def function(self, function: Callable[..., Any], jit_compile: bool) -> Callable[..., Any]:
-        """Compiles a function together with its variables.
-
-        JAX always compiles with XLA, so `jit_compile` has no effect.
-        """
-        creation.install()
-        return functions.function(function)
-
     def count_flops(self, function: Callable[..., object], *arguments: object) -> float:
         """Returns how many floating-point operations the matrix products of a call need.
 
@@ -161,17 +175,6 @@ class JaxBackend(Backend):
 
         return OrbaxFormat()
 
-    def profiler(self) -> Profiler:
-        """Returns JAX's profiler."""
-        return JaxProfiler()
-
-    def value_and_grad(
-        self, function: Callable[[], Any], variables: Sequence[keras.Variable], has_aux: bool
-    ) -> tuple[Any, list[Any]]:
-        """Returns a function's result and its gradients, by `jax.value_and_grad`."""
-        creation.install()
-        return functions.value_and_grad(function, variables, has_aux)
-
 
 def coordinates_of(devices: Sequence[Any]) -> list[list[tuple[int, ...]]] | None:
     """Returns the coordinates of TPU cores, by process.
@@ -183,25 +186,6 @@ def coordinates_of(devices: Sequence[Any]) -> list[list[tuple[int, ...]]] | None
         by_process.setdefault(one.process_index, []).append((*one.coords, one.core_on_chip))
     found = [by_process[process] for process in sorted(by_process)]
     return found if len({place for own in found for place in own}) == len(devices) else None
-
-
-@final
-class JaxProfiler(Profiler):
-    """Records with JAX's profiler, and reads the events from its trace file in Chrome's format."""
-
-    def start(self, folder: Path) -> None:
-        """Starts recording."""
-        jax.profiler.start_trace(folder)
-
-    def marked(self, name: str) -> AbstractContextManager[Any]:
-        """Returns a context that is recorded as an event of this name."""
-        return jax.profiler.TraceAnnotation(name)
-
-    def stop(self, folder: Path) -> Iterable[Event]:
-        """Stops recording; returns the events."""
-        jax.profiler.stop_trace()
-        for path in folder.rglob("*.trace.json.gz"):
-            yield from read_chrome_trace(path)
 
 
 def matmul_flops(jaxpr: Any) -> Counter[str]:

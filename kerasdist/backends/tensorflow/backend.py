@@ -30,10 +30,33 @@ if TYPE_CHECKING:
 
 
 @final
+class TensorFlowProfiler(Profiler):
+    """Records with TensorFlow's profiler, and reads its XPlane files by TensorFlow's own class.
+
+    TensorBoard's profile plug-in can read these files too, but it is a separate package.
+    """
+
+    def start(self, folder: Path) -> None:
+        """Starts recording."""
+        tf.profiler.experimental.start(str(folder))
+
+    def marked(self, name: str) -> AbstractContextManager[Any]:
+        """Returns a context that is recorded as an event of this name."""
+        return tf.profiler.experimental.Trace(name)
+
+    def stop(self, folder: Path) -> Iterable[Event]:
+        """Stops recording; returns the events."""
+        tf.profiler.experimental.stop()
+        for path in folder.rglob("*.xplane.pb"):
+            yield from _events_of(path)
+
+
+@final
 class TensorFlowBackend(Backend):
     """The backend of TensorFlow, which uses ``tf.distribute``."""
 
     name = "tensorflow"
+    profiler = TensorFlowProfiler
     # On TPUs, all replicas must share one trace, which this backend does not support yet.
     tpu_refusal = (
         "Expected JAX, on which kerasdist drives TPUs. Received: the backend tensorflow. Set "
@@ -134,7 +157,8 @@ class TensorFlowBackend(Backend):
             ) from error
         return self.devices("gpu") if gpus else ()
 
-    def function(self, function: Callable[..., Any], jit_compile: bool) -> Callable[..., Any]:
+    @staticmethod
+    def function(function: Callable[..., Any], jit_compile: bool) -> Callable[..., Any]:
         """Returns a ``tf.function`` whose errors name the lost worker if a worker was lost."""
         patches.install()
         # With `reduce_retracing` the second batch size causes a new trace; further sizes do not.
@@ -154,13 +178,10 @@ class TensorFlowBackend(Backend):
             return None
         return sum(map(_flops_of, found))
 
-    def profiler(self) -> Profiler:
-        """Returns TensorFlow's profiler."""
-        return TensorFlowProfiler()
-
+    @staticmethod
     def value_and_grad(
-        self, function: Callable[[], Any], variables: Sequence[Any], has_aux: bool
-    ) -> tuple[Any, list[Any]]:
+        function: Callable[[], tuple[Any, Any]], variables: Sequence[Any]
+    ) -> tuple[tuple[Any, Any], list[Any]]:
         """Calls the function under a gradient tape.
 
         Returns the function's result, and a gradient for each variable: None for a variable that
@@ -173,13 +194,6 @@ class TensorFlowBackend(Backend):
         with reads_preceded(lambda variable: read.add(id(variable))), tf.GradientTape() as tape:
             tape.watch([source for source in sources if not source.trainable])
             result = function()
-            value = tf.convert_to_tensor(result[0] if has_aux else result)
-            if value.shape.rank not in (0, None):
-                raise ValueError(
-                    "Expected a function that returns a scalar. Received: a value of shape "
-                    f"{tuple(value.shape)}. Take its mean or sum, or return what else you need "
-                    "as the second of a pair, with has_aux=True."
-                )
         # Reads in a `tf.function` that is already traced do not call the listener above, but the
         # tape records them.
         seen = {id(one.handle) for one in tape.watched_variables() if one.trainable}
@@ -188,7 +202,7 @@ class TensorFlowBackend(Backend):
             if gradient is None and (id(variable) in read or id(source.handle) in seen)
             else gradient
             for variable, source, gradient in zip(
-                variables, sources, tape.gradient(value, sources), strict=True
+                variables, sources, tape.gradient(result[0], sources), strict=True
             )
         ]
 
@@ -240,28 +254,6 @@ def _component(variable: object) -> Any:
     # In a graph the replica's number is a constant. All workers have the same number of replicas,
     # so the remainder is the replica's number in its own process.
     return held[tf.get_static_value(replica.replica_id_in_sync_group) % len(held)]
-
-
-@final
-class TensorFlowProfiler(Profiler):
-    """Records with TensorFlow's profiler, and reads its XPlane files by TensorFlow's own class.
-
-    TensorBoard's profile plug-in can read these files too, but it is a separate package.
-    """
-
-    def start(self, folder: Path) -> None:
-        """Starts recording."""
-        tf.profiler.experimental.start(str(folder))
-
-    def marked(self, name: str) -> AbstractContextManager[Any]:
-        """Returns a context that is recorded as an event of this name."""
-        return tf.profiler.experimental.Trace(name)
-
-    def stop(self, folder: Path) -> Iterable[Event]:
-        """Stops recording; returns the events."""
-        tf.profiler.experimental.stop()
-        for path in folder.rglob("*.xplane.pb"):
-            yield from _events_of(path)
 
 
 def _events_of(path: Path) -> Iterator[Event]:

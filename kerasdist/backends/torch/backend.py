@@ -35,15 +35,46 @@ _TRACE = "torch.json"
 
 
 @final
+class TorchProfiler(Profiler):
+    """Records operations on the host and kernels on the GPUs, if there are GPUs."""
+
+    def __init__(self) -> None:
+        self._profile: Any = None
+
+    def start(self, folder: Path) -> None:
+        """Starts recording."""
+        kinds = [torch.profiler.ProfilerActivity.CPU]
+        if torch.cuda.is_available():
+            kinds.append(torch.profiler.ProfilerActivity.CUDA)
+        self._profile = torch.profiler.profile(activities=kinds)
+        self._profile.start()
+
+    def marked(self, name: str) -> AbstractContextManager[Any]:
+        """Returns a context that is recorded as an event of this name."""
+        return torch.profiler.record_function(name)
+
+    def stop(self, folder: Path) -> Iterable[Event]:
+        """Waits for the devices, stops recording, and returns the events."""
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        self._profile.stop()
+        self._profile.export_chrome_trace(str(folder / _TRACE))
+        return read_chrome_trace(folder / _TRACE)
+
+
+@final
 class TorchBackend(Backend):
     """The backend of PyTorch. All its logical CPU devices stand for torch's only CPU device."""
 
     name = "torch"
+    profiler = TorchProfiler
     tpu_refusal = (
         "Expected TensorFlow or JAX, which compute on TPUs. Received: the backend torch, which "
         "would need torch_xla, and Keras does not run on it. Set KERAS_BACKEND=jax; on torch "
         "use kerasdist.MirroredStrategy on GPUs."
     )
+    function = staticmethod(functions.Step)
+    value_and_grad = staticmethod(functions.value_and_grad)
 
     def __init__(self) -> None:
         creation.install()
@@ -92,10 +123,6 @@ class TorchBackend(Backend):
         connect(job)
         return tuple(device for device in self.devices("gpu") if device.index in (gpus or ()))
 
-    def function(self, function: Callable[..., Any], jit_compile: bool) -> Callable[..., Any]:
-        """Wraps a function in a `Step`; `jit_compile` compiles the step if there is one replica."""
-        return functions.Step(function, jit_compile)
-
     def count_flops(self, function: Callable[..., object], *arguments: object) -> float:
         """Returns how many floating-point operations a call has, without computing values."""
         # imported here, because few programs need this module
@@ -116,44 +143,6 @@ class TorchBackend(Backend):
         from kerasdist.backends.torch.checkpoints import DcpFormat
 
         return DcpFormat()
-
-    def profiler(self) -> Profiler:
-        """Returns PyTorch's profiler."""
-        return TorchProfiler()
-
-    def value_and_grad(
-        self, function: Callable[[], Any], variables: Sequence[keras.Variable], has_aux: bool
-    ) -> tuple[Any, list[Any]]:
-        """Returns a function's result and its gradients with respect to variables."""
-        return functions.value_and_grad(function, variables, has_aux)
-
-
-@final
-class TorchProfiler(Profiler):
-    """Records operations on the host and kernels on the GPUs, if there are GPUs."""
-
-    def __init__(self) -> None:
-        self._profile: Any = None
-
-    def start(self, folder: Path) -> None:
-        """Starts recording."""
-        kinds = [torch.profiler.ProfilerActivity.CPU]
-        if torch.cuda.is_available():
-            kinds.append(torch.profiler.ProfilerActivity.CUDA)
-        self._profile = torch.profiler.profile(activities=kinds)
-        self._profile.start()
-
-    def marked(self, name: str) -> AbstractContextManager[Any]:
-        """Returns a context that is recorded as an event of this name."""
-        return torch.profiler.record_function(name)
-
-    def stop(self, folder: Path) -> Iterable[Event]:
-        """Waits for the devices, stops recording, and returns the events."""
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        self._profile.stop()
-        self._profile.export_chrome_trace(str(folder / _TRACE))
-        return read_chrome_trace(folder / _TRACE)
 
 
 def _check_sharding(sharding: Any, devices: Sequence[Device], job: Job | None) -> None:

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from jax import numpy as jnp
 
 from kerasdist import keras_compat
-from kerasdist.backends.base.variable_rules import is_sum_on_read, shares_of_integers
+from kerasdist.backends.base.variable_rules import is_sum_on_read, shares_of_sum
 from kerasdist.backends.jax.mesh import sharded_state
 from kerasdist.backends.jax.mesh.arrays import local_copy
 from kerasdist.backends.jax.mesh.placement import Placement
@@ -70,24 +70,11 @@ def derived(variable: keras.Variable, aggregate: jax.Array, replicas: int) -> ja
     """Returns components that have a given aggregate, stacked along a new first axis."""
     first = each = aggregate
     if is_sum_on_read(variable):
-        first, each = split_sum(aggregate, replicas)
+        first, each = shares_of_sum(aggregate, replicas)
     if first is each:
         return jnp.broadcast_to(each, (replicas, *each.shape))
     others = jnp.broadcast_to(each, (replicas - 1, *each.shape))
     return jnp.concatenate([first[None], others])
-
-
-def split_sum(total: jax.Array, replicas: int) -> tuple[jax.Array, jax.Array]:
-    """Divides a sum among replicas; returns replica 0's part, and every other replica's part."""
-    if jnp.issubdtype(total.dtype, jnp.integer):
-        return shares_of_integers(total, replicas)
-    share = divide(total, replicas)
-    return share, share
-
-
-def divide(value: Any, replicas: int) -> jax.Array:
-    """Returns a value divided by the number of replicas, in the value's own type."""
-    return (value / replicas).astype(value.dtype)
 
 
 def stack_on(variable: keras.Variable, place: Placement) -> jax.Array:

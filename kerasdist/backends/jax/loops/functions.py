@@ -29,7 +29,7 @@ from kerasdist.backends.jax.fit import donation
 from kerasdist.backends.jax.loops import components, replica_scope, scopes
 from kerasdist.backends.jax.loops.replica_scope import Differentiated
 from kerasdist.backends.jax.loops.values import Stacked, in_one_array, is_distributed, map_values
-from kerasdist.backends.jax.mesh import host_memory, sharded_state
+from kerasdist.backends.jax.mesh import creation, host_memory, sharded_state
 from kerasdist.backends.jax.mesh.arrays import is_array, is_traced, local_copy, on_device
 from kerasdist.backends.jax.mesh.placement import Placement
 from kerasdist.core import context
@@ -47,8 +47,12 @@ _VALUES = (bool, int, float, complex, str, bytes, type(None))
 _TRACINGS = 4
 
 
-def function(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a function that JAX compiles together with the variables it uses."""
+def function(function: Callable[..., Any], jit_compile: bool) -> Callable[..., Any]:
+    """Returns a function that JAX compiles together with the variables it uses.
+
+    JAX always compiles with XLA, so `jit_compile` has no effect.
+    """
+    creation.install()
     program = Program()
 
     @functools.wraps(function)
@@ -62,24 +66,23 @@ def function(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def value_and_grad(
-    function: Callable[[], Any], variables: Sequence[keras.Variable], has_aux: bool
-) -> tuple[Any, list[Any]]:
+    function: Callable[[], tuple[Any, Any]], variables: Sequence[keras.Variable]
+) -> tuple[tuple[Any, Any], list[Any]]:
     """Returns a function's result, and the gradients with respect to Keras variables.
 
     JAX differentiates only with respect to inputs. So while the function runs, an `OverlayScope`
     gives the variables the values that JAX passes as inputs.
     """
+    creation.install()
     outer = scopes.current()
     by_key = {id(variable): variable for variable in variables}
     values = [_value(outer, variable) for variable in by_key.values()]
 
     def call(scope: scopes.OverlayScope) -> tuple[Any, Any, Any]:
         with scope:
-            result = function()
-        value, rest = result if has_aux else (result, None)
+            value, aux = function()
         updates = {key: scope.state_mapping[key] for key in scope.variables}
-        parts = rest, updates, scope.stacks
-        return keras.ops.convert_to_tensor(value), parts, scope
+        return value, (aux, updates, scope.stacks), scope
 
     def overlay(values: Sequence[Any], outer: scopes.Scope | None) -> scopes.OverlayScope:
         return scopes.OverlayScope(dict(zip(by_key, values, strict=True)), outer)
@@ -100,7 +103,7 @@ def value_and_grad(
         found = alone()
     else:
         found = replica.exchange.differentiated(replica, alone, (overlay, call), values)
-    (rest, updates, stacks), scope = found.parts, found.notes
+    (aux, updates, stacks), scope = found.parts, found.notes
     if outer is None:
         keras_compat.initialize_waiting_variables()
     for key, variable in scope.variables.items():
@@ -113,7 +116,7 @@ def value_and_grad(
             outer.get_current_value(variable)
     of = dict(zip(by_key, found.gradients, strict=True))
     gradients = [of[id(v)] if id(v) in scope.read else None for v in variables]
-    return (found.value, rest) if has_aux else found.value, gradients
+    return (found.value, aux), gradients
 
 
 def _value(outer: scopes.Scope | None, variable: keras.Variable) -> Any:

@@ -23,13 +23,13 @@ from typing import Any, NoReturn, final
 import jax
 from jax import numpy as jnp
 
-from kerasdist.backends.base.checks import check_summable
+from kerasdist.backends.base.checks import differing_calls
 from kerasdist.backends.jax.loops import scopes
 from kerasdist.backends.jax.loops.replica_scope import Differentiated, Exchange, ReplicaScope
 from kerasdist.backends.jax.mesh.arrays import cut, is_array, largest_of, padded
 from kerasdist.backends.jax.mesh.layout import AXIS
 from kerasdist.core.context import current, replica_scope
-from kerasdist.errors import ReplicaError, UnsupportedError
+from kerasdist.errors import UnsupportedError
 
 
 @dataclass(frozen=True)
@@ -78,8 +78,6 @@ class _Replay(Exchange):
 
     def total(self, tensors: Sequence[Any]) -> list[Any]:
         """Returns the sums over the replicas, or raises `_Pause` if they are not known yet."""
-        for tensor in tensors:
-            check_summable(tensor.dtype.name)
         return self._next("an all-reduce", None, tensors, None) if tensors else []
 
     def gather(self, tensor: Any, axis: int) -> Any:
@@ -272,11 +270,7 @@ class Groups:
         return chosen
 
     def _disagree(self, received: str) -> NoReturn:
-        raise ReplicaError(
-            "Expected the same calls, with the same shapes, from all replicas, whatever the size "
-            f"of their batch. Received: {received}, of replicas whose arguments have the shapes "
-            f"{self.kinds}."
-        )
+        raise differing_calls(f"{received}, of replicas with arguments of shapes={self.kinds}")
 
 
 def _alike(arrays: Sequence[Any]) -> list[Any]:

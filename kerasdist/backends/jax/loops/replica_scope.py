@@ -16,14 +16,13 @@ from kerasdist.api.options import CommunicationOptions
 from kerasdist.backends.base.checks import check_communication, check_summable
 from kerasdist.backends.base.collectives import DEFAULT_COMMUNICATION, Apply, Collectives, Variables
 from kerasdist.backends.base.variable_rules import (
-    Assignment,
-    assignment_in_loop,
     counts_all_replicas,
+    is_combined_on_write,
     is_on_read,
     is_sum_on_read,
+    shares_of_sum,
 )
 from kerasdist.backends.jax.loops import scopes
-from kerasdist.backends.jax.loops.components import divide, split_sum
 from kerasdist.backends.jax.loops.scopes import Scope
 from kerasdist.backends.jax.loops.values import flatten, of_own, own
 from kerasdist.backends.jax.mesh.layout import AXIS, is_first, only_first
@@ -65,8 +64,6 @@ class Exchange:
 
     def total(self, tensors: Sequence[jax.Array]) -> list[jax.Array]:
         """Sums each tensor over the replicas, all of them in one `psum`."""
-        for tensor in tensors:
-            check_summable(tensor.dtype.name)
         return list(jax.lax.psum(list(tensors), AXIS)) if tensors else []
 
     def gather(self, tensor: jax.Array, axis: int) -> jax.Array:
@@ -146,30 +143,19 @@ class ReplicaScope(Scope):
 
     def combined(self, variable: keras.Variable, value: jax.Array) -> jax.Array:
         """Returns the value to store when code assigns a value, by the rules of tf.distribute."""
-        apart = self.is_apart(variable)
         if self._writes == "copy":
             self.apart[id(variable)] = variable
         elif context.current.replica is None:
             if is_sum_on_read(variable):
-                first, share = split_sum(value, self._replicas)
+                first, share = shares_of_sum(value, self._replicas)
                 return share if first is share else jnp.where(is_first(), first, share)
-        elif apart:
+        elif self.is_apart(variable):
             self.apart[id(variable)] = variable
         elif self._writes == "combined":
-            return self._combined_on_write(variable, value)
+            if is_combined_on_write(variable):
+                return self.aggregates([variable], [value])[0]
+            self.apart[id(variable)] = variable
         return value
-
-    def _combined_on_write(self, variable: keras.Variable, value: jax.Array) -> jax.Array:
-        match assignment_in_loop(variable):
-            case Assignment.OWN:
-                self.apart[id(variable)] = variable
-                return value
-            case Assignment.FIRST:
-                [first] = self.exchange.total([only_first(value)])
-                return first.astype(value.dtype)
-            case how:
-                [total] = self.exchange.total([value])
-                return divide(total, self._replicas) if how is Assignment.MEAN else total
 
     def writing(self, manner: Literal["equal", "copy"]) -> AbstractContextManager[None]:
         """Returns a context in which all replicas assign equal values, or each only to its copy."""
@@ -195,7 +181,7 @@ class ReplicaScope(Scope):
         totals = self.exchange.total(parts)
         for index, variable in enumerate(variables):
             if variable.aggregation == "mean":
-                totals[index] = divide(totals[index], self._replicas)
+                totals[index] = totals[index] / self._replicas
         return [total.astype(value.dtype) for total, value in zip(totals, values, strict=True)]
 
 
@@ -230,7 +216,10 @@ class JaxCollectives(Collectives):
         """Sums each tensor over the replicas, all tensors in one collective."""
         if options is not DEFAULT_COMMUNICATION:
             check_communication(options, "JAX", ())
-        return self._scope.exchange.total(list(map(keras_compat.ops.convert_to_tensor, tensors)))
+        tensors = list(map(keras_compat.ops.convert_to_tensor, tensors))
+        for tensor in tensors:
+            check_summable(tensor.dtype.name)
+        return self._scope.exchange.total(tensors)
 
     def all_gather(self, tensor: Any, axis: int = 0) -> Any:
         """Returns the replicas' tensors concatenated along an axis."""
@@ -247,13 +236,9 @@ class JaxCollectives(Collectives):
         if self._applies:  # an outer optimizer has already summed the gradients
             return apply(optimizer, gradients, variables)
         known = keras_compat.optimized_variables(optimizer) if variables is None else variables
-        given = {index: one for index, one in enumerate(gradients) if one is not None}
-        # The gradient of a float8 scale is the scale's next value. So these gradients are not
-        # summed: the largest of the replicas' values is taken.
-        replaced = [index for index in given if known[index].overwrite_with_gradient]
-        added = [index for index in given if index not in replaced]
-        sums = dict(zip(added, self.all_sum([given[index] for index in added]), strict=True))
-        largest = {i: keras_compat.ops.max(self.all_stack(given[i]), axis=0) for i in replaced}
-        gradients = [(sums | largest).get(index) for index in range(len(gradients))]
+        replaced = self.replaced_by_gradients(gradients, known)
+        given = {i: one for i, one in enumerate(gradients) if one is not None and i not in replaced}
+        sums = dict(zip(given, self.all_sum([*given.values()]), strict=True))
+        gradients = [(sums | replaced).get(index) for index in range(len(gradients))]
         with context.replaced(self, "_applies", True), self._scope.writing("equal"):
             return apply(optimizer, gradients, variables)

@@ -23,7 +23,7 @@ from kerasdist.api.replica_context import ReplicaContext
 from kerasdist.api.values import DistributedValues, Mirrored, PerReplica, require_one_each
 from kerasdist.backends.base.checks import checked_axes, checked_axis
 from kerasdist.backends.base.runner import Runner
-from kerasdist.backends.base.variable_rules import is_on_read, require_aggregate
+from kerasdist.backends.base.variable_rules import is_on_read
 from kerasdist.backends.jax.loops import components, replica_scope, scopes
 from kerasdist.backends.jax.loops.functions import Programs
 from kerasdist.backends.jax.loops.ragged import Groups, Traced
@@ -35,9 +35,9 @@ from kerasdist.backends.jax.loops.values import (
     Stacked,
     flatten,
     gathered,
+    in_one_array,
     is_distributed,
     is_number,
-    joined,
     map_values,
     of_own,
     own,
@@ -223,7 +223,9 @@ class JaxRunner(Runner):
 
         result = self._started(self._updates, function, body, given)
         leaves, form = flatten(result)
-        columns = zip(*(self._components(leaf) for leaf in leaves), strict=True)
+        parts = [self.local_results(leaf) for leaf in leaves]
+        each = [one if len(one) == self._copies else one * self._copies for one in parts]
+        columns = zip(*each, strict=True)
         return [jax.tree.unflatten(form, column) for column in columns] or [result] * self._copies
 
     def _has_components(self, variable: keras.Variable) -> bool:
@@ -272,8 +274,7 @@ class JaxRunner(Runner):
             return _of_objects(leaves)
         if replica_scope.current() is not None:
             return PerReplica(Own(jnp.stack(leaves)[jax.lax.axis_index(AXIS)], self._replicas))
-        source = joined(PerReplica(tuple(leaves)), self._replicas)
-        return PerReplica(tuple(leaves)) if source is None else PerReplica(source)
+        return in_one_array(PerReplica(tuple(leaves)))
 
     def _entering(self, structure: Any) -> Any:
         """Returns a program's arguments, in which distributed values have all workers' components.
@@ -336,18 +337,9 @@ class JaxRunner(Runner):
                 values[index] = PerReplica(self._assembled(arrays[index], shapes))
         return values
 
-    def local_results(self, value: Any) -> tuple[Any, ...]:
-        """Returns the components of a value or variable; for another object, a tuple with it."""
-        if is_distributed(value):
-            return value.values
-        if not isinstance(value, keras.Variable):
-            return (value,)
-        return self._components(value)
-
-    def _components(self, leaf: Any) -> tuple[Any, ...]:
-        if isinstance(leaf, keras.Variable):
-            leaf = self._components_of(leaf)
-        return leaf.values if is_distributed(leaf) else (leaf,) * self._copies
+    def copies_of(self, variable: keras.Variable) -> tuple[Any, ...]:
+        """Returns the value of a variable on each replica."""
+        return self._components_of(variable).values
 
     @property
     def _copies(self) -> int:
@@ -372,11 +364,6 @@ class JaxRunner(Runner):
                 program.apart[id(variable)] = variable
             return PerReplica(Stacked(program.stack(variable, self._replicas), self._replicas))
         return PerReplica(Stacked(components.stack_on(variable, self._place), self._replicas))
-
-    def read(self, variable: keras.Variable) -> Any:
-        """Returns the variable's value, which is always the aggregate of its components."""
-        require_aggregate(variable)
-        return keras_compat.ops.convert_to_tensor(variable)
 
     def _source(self, value: Any) -> Source:
         """Returns the components of a value or variable in one array."""

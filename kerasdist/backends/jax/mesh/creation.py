@@ -9,11 +9,10 @@ import jax
 import keras
 
 from kerasdist import keras_compat
-from kerasdist.backends.base.variable_rules import is_sum_on_read
+from kerasdist.backends.base.variable_rules import terms_of_initial_value
 from kerasdist.backends.jax.fit import donation
 from kerasdist.backends.jax.loops import normalization, scopes
 from kerasdist.backends.jax.mesh.arrays import is_traced
-from kerasdist.core import context
 
 
 @cache
@@ -48,16 +47,14 @@ def _made(
             shape, dtype = tuple(constant.shape), dtype or constant.dtype
             initializer = lambda *_, **__: constant  # noqa: E731
     original(variable, initializer, shape, dtype, *args, **kwargs)
-    strategy = context.scoped_strategy()
-    if strategy is None or strategy.num_replicas_in_sync == 1 or not is_sum_on_read(variable):
+    terms = terms_of_initial_value(variable)
+    if terms == 1:
         return
-    # Each replica's component starts with the initial value. The variable stores the sum of these
-    # components, so the initial value is multiplied by the number of replicas.
     value = keras_compat.stored_value(variable)
     if value is None:
-        keras_compat.multiply_initializer(variable, strategy.num_replicas_in_sync)
+        keras_compat.multiply_initializer(variable, terms)
     else:
-        keras_compat.store_value(variable, value * strategy.num_replicas_in_sync)
+        keras_compat.store_value(variable, value * terms)
 
 
 def _read(original: Any, variable: Any) -> Any:

@@ -13,12 +13,13 @@ import tensorflow as tf
 
 from kerasdist.api.options import CommunicationImplementation, CommunicationOptions
 from kerasdist.backends.tensorflow import internals
+from kerasdist.training.binding import bind
 
 # The strategies that kerasdist made. Its patches leave a user's own strategies unchanged.
 ours: WeakSet[tf.distribute.Strategy] = WeakSet()
 
-# Stands in for a private class of TensorFlow, of which the classes below use methods. Functions
-# such as `_shared_sum_class` make a subclass of both the class below and TensorFlow's class.
+# Stands in for a private class of TensorFlow, of which the classes below use methods. `bind` and
+# `_extended_class` make a subclass of both the class below and TensorFlow's class.
 _Native: Any = object
 
 # How many collective keys are reserved for a strategy, which needs one key per group of devices.
@@ -206,8 +207,8 @@ class SharedSum(_Native):
             equal as long as no custom loop has run.
     """
 
-    # There is no `__init__`, because TensorFlow makes the object. The object's class is changed
-    # later, to a subclass of this class and of TensorFlow's class (`_shared_sum_class`).
+    # There is no `__init__`, because TensorFlow makes the object. Later `bind` changes its class to
+    # a subclass of this class and of TensorFlow's class.
 
     known: tf.Tensor | None = None
     is_equal = False
@@ -258,12 +259,6 @@ def remember_sum(variable: object, total: tf.Tensor) -> None:
     """Caches the sum of a `SharedSum`'s components; in a graph, clears the cache instead."""
     if isinstance(variable, SharedSum):
         variable.known = total if tf.executing_eagerly() else None
-
-
-@cache
-def _shared_sum_class() -> type:
-    internals.READ_SYNC_ON_READ.require()
-    return type("SharedSum", (SharedSum, internals.SYNC_ON_READ_VARIABLE.get()), {})
 
 
 def _in_cross_replica_code() -> bool:
@@ -326,7 +321,7 @@ class _Extended(_Native):
     def _create_variable(self, next_creator: Any, **kwargs: object) -> Any:
         variable = super()._create_variable(next_creator, **kwargs)
         if type(variable) is internals.SYNC_ON_READ_VARIABLE.get():
-            variable.__class__ = _shared_sum_class()
+            bind(variable, SharedSum)
             if tf.executing_eagerly():
                 variable.remember_first()
         return variable
@@ -342,9 +337,10 @@ def _extended_class() -> type:
         internals.WORKERS_INITIAL_VALUE,
         internals.INITIAL_VALUE,
         internals.CREATE_VARIABLE,
+        internals.READ_SYNC_ON_READ,
+        internals.SYNC_ON_READ_VARIABLE,
     ):
         replaced.require()
-    _shared_sum_class()
     return type("WorkersExtended", (_Extended, own), {})
 
 

@@ -15,6 +15,7 @@ import tensorflow as tf
 from kerasdist import keras_compat
 from kerasdist.api.options import CommunicationOptions
 from kerasdist.api.replica_context import LocalBatch
+from kerasdist.backends.base.checks import differing_calls
 from kerasdist.backends.base.collectives import DEFAULT_COMMUNICATION, Apply, Collectives, Variables
 from kerasdist.backends.base.kept_state import KeptState
 from kerasdist.backends.base.variable_rules import counts_all_replicas, is_on_read, is_sum_on_read
@@ -25,15 +26,10 @@ from kerasdist.backends.tensorflow.private.lookups import Lookups, Terms
 from kerasdist.backends.tensorflow.private.strategies import keeps_one_copy
 from kerasdist.backends.tensorflow.replica.outside_replicas import apply_everywhere
 from kerasdist.backends.tensorflow.replica.values import check_alike, regrouped, to_native
-from kerasdist.backends.tensorflow.replica.variables import (
-    adopt_all,
-    copies,
-    gradient_replaces,
-    is_foreign,
-)
+from kerasdist.backends.tensorflow.replica.variables import adopt_all, copies, is_foreign
 from kerasdist.core.context import current, replaced, replica_scope
 from kerasdist.core.structures import Arguments, map_leaves
-from kerasdist.errors import ReplicaError, UnsupportedError
+from kerasdist.errors import UnsupportedError
 from kerasdist.job.collectives import code_here
 from kerasdist.training import numerics
 from kerasdist.training.batch_norm import combined
@@ -73,11 +69,7 @@ def columns_of(everyone: Sequence[Given]) -> Columns:
     """
     calls = [f"{one.call} of {len(one.tensors)}" for one in everyone]
     if len(set(calls)) > 1:
-        raise ReplicaError(
-            "Expected the same call from every replica, with equally many tensors. Received: "
-            f"calls={calls}, by replica. Call collectives in the same order in all replicas, "
-            "never under a condition that differs."
-        )
+        raise differing_calls(f"calls={calls}, by replica")
     return list(zip(*(one.tensors for one in everyone), strict=True))
 
 
@@ -290,18 +282,11 @@ class TensorFlowCollectives(Collectives):
     ) -> None:
         """Weights and sums the gradients, then updates every copy of the variables."""
         known = keras_compat.optimized_variables(optimizer) if variables is None else variables
-        replaced = [gradient_replaces(variable) for variable in known]
+        replaced = self.replaced_by_gradients(gradients, known)
         weight = self._local_batch and numerics.weight_of_gradients(
             optimizer, self._local_batch.weight
         )
-
-        def largest(parts: Columns) -> list[Any]:
-            return list(map(self._group.largest, parts))
-
-        scales = list(map(self._counted, itertools.compress(gradients, replaced)))
-        new_scales = self._combine("largest", scales, largest) if scales else []
-        pairs = zip(gradients, replaced, strict=True)
-        added = [None if of_scale else gradient for gradient, of_scale in pairs]
+        added = [None if index in replaced else one for index, one in enumerate(gradients)]
         if weight is not None:
             added = [gradient_sums.weighted(gradient, weight) for gradient in added]
         terms = [
@@ -309,12 +294,9 @@ class TensorFlowCollectives(Collectives):
         ]
 
         def update(sums: list[Any]) -> None:
-            scales, parts = iter(new_scales), iter(sums)
+            parts = iter(sums)
             totals = [one.gradient([next(parts) for _ in one.added]) for one in terms]
-            every = [
-                next(scales) if of_scale else total
-                for total, of_scale in zip(totals, replaced, strict=True)
-            ]
+            every = [replaced.get(index, total) for index, total in enumerate(totals)]
             apply_everywhere(self._native_strategy, optimizer, every, variables)
 
         if _UPDATE in self._deferred:

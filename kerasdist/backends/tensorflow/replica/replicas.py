@@ -147,12 +147,8 @@ class TensorFlowReplicaSet(ReplicaSet):
 
         def on_local_rows(index: int) -> Any:
             data = local_rows[index].data
-            try:
-                with _after(data):
-                    return function(data)
-            except Exception as error:
-                local_rows[index].local_batch.note_in(error)
-                raise
+            with _after(data):
+                return function(data)
 
         results = in_replicas(
             strategy,

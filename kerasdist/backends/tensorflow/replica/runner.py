@@ -13,7 +13,7 @@ import tensorflow as tf
 from kerasdist import keras_compat
 from kerasdist.api.options import CommunicationOptions, ReduceOp
 from kerasdist.api.replica_context import ReplicaContext
-from kerasdist.backends.base.checks import axis_of_rows, check_shapes, checked_axes
+from kerasdist.backends.base.checks import axis_of_rows, check_shapes, checked_axes, differing_calls
 from kerasdist.backends.base.interface import ReplicaSet
 from kerasdist.backends.base.kept_state import KeptState
 from kerasdist.backends.base.runner import Runner
@@ -47,22 +47,18 @@ if TYPE_CHECKING:
     from kerasdist.core.context import StrategyLike
     from kerasdist.input.distributed import DistributedDataset
 
-# Parts of TensorFlow's error messages, and kerasdist's messages for these errors.
-_MISFITS = {
-    "made a different number of replica_context().merge_call() calls": (
-        "Expected the same collectives and assignments in every replica. Received: some replicas "
-        "ended while others waited for them in a call. Make the same calls in the same order in "
-        "all replicas, never under a condition that differs."
-    ),
-    "`merge_call` called while defining a new graph": (
-        "Expected collectives, optimizer.apply, assignments that are combined, and in fit a "
-        "metric's result to be called directly in the step, or in the function that strategy.run "
-        "runs. Received: such a call in a compiled function, a loop or a branch inside of the "
-        "step, where replicas cannot wait for each other. Take tf.function off functions that a "
-        "step calls: fit compiles the whole step. In a custom loop compile the function itself, or "
-        "the function around strategy.run. Move the call out of loops and branches on tensors."
-    ),
-}
+# Parts of TensorFlow's error messages.
+_UNEQUAL = "made a different number of replica_context().merge_call() calls"
+_IN_GRAPH = "`merge_call` called while defining a new graph"
+
+_NOT_DIRECTLY = (
+    "Expected collectives, optimizer.apply, assignments that are combined, and in fit a metric's "
+    "result to be called directly in the step, or in the function that strategy.run runs. "
+    "Received: such a call in a compiled function, a loop or a branch inside of the step, where "
+    "replicas cannot wait for each other. Take tf.function off functions that a step calls: fit "
+    "compiles the whole step. In a custom loop compile the function itself, or the function around "
+    "strategy.run. Move the call out of loops and branches on tensors."
+)
 
 
 def in_replicas(
@@ -129,9 +125,10 @@ def in_replicas(
             args=(per_replica(native_strategy, group.local), tuple(args), dict(kwargs or {})),
         )
     except RuntimeError as error:
-        for sign, meaning in _MISFITS.items():
-            if sign in str(error):
-                raise ReplicaError(meaning) from error
+        if _UNEQUAL in str(error):
+            raise differing_calls("some replicas ended while others waited in a call") from error
+        if _IN_GRAPH in str(error):
+            raise ReplicaError(_NOT_DIRECTLY) from error
         raise
     except Exception as error:
         own = error_with_own_type(error)

@@ -12,7 +12,7 @@ import keras
 import tensorflow as tf
 
 from kerasdist import keras_compat
-from kerasdist.backends.base.variable_rules import is_sum_on_read, shares_of_integers
+from kerasdist.backends.base.variable_rules import is_sum_on_read, shares_of_sum
 from kerasdist.backends.tensorflow.private.strategies import (
     components,
     is_distributed,
@@ -33,11 +33,6 @@ def native(variable: object) -> Any:
 def copies(variable: object) -> Sequence[Any]:
     """Returns the components that this process has of a variable or another distributed value."""
     return components(native(variable))
-
-
-def gradient_replaces(variable: keras.Variable) -> bool:
-    """Returns whether a variable's "gradient" is its next value, as for float8 scales."""
-    return isinstance(variable, keras.Variable) and variable.overwrite_with_gradient
 
 
 def averaged(variables: Iterable[keras.Variable]) -> list[keras.Variable]:
@@ -131,7 +126,7 @@ def _store(original: Callable[..., Any], variable: keras.Variable, value: Any) -
         return original(variable, value)
     native_strategy: tf.distribute.Strategy = own.distribute_strategy
     total = tf.cast(value, variable.dtype)
-    first_share, share = shares_of_integers(total, native_strategy.num_replicas_in_sync)
+    first_share, share = shares_of_sum(total, native_strategy.num_replicas_in_sync)
     for number, part in enumerate(copies(variable)):
         is_first = number == 0 and native_strategy.extended.should_checkpoint
         part.assign(first_share if is_first else share)
@@ -165,13 +160,7 @@ def adopt_all(variables: Iterable[keras.Variable], native_strategy: tf.distribut
         value = keras_compat.stored_value(variable).numpy()
         keras_compat.reinitialize(variable)
         if is_sum_on_read(variable):
-            # A read adds the components, so only the first component gets the value.
-            first, *others = copies(variable)
-            first.assign(
-                value if native_strategy.extended.should_checkpoint else tf.zeros_like(first)
-            )
-            for part in others:
-                part.assign(tf.zeros_like(part))
+            variable.assign(value)  # each component gets its share, because a read adds them
     return recreated
 
 

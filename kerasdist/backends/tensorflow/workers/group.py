@@ -247,13 +247,6 @@ class Group:
         is_dense = not isinstance(parts[0], tf.SparseTensor | tf.RaggedTensor)
         return concat(parts, axis), [tf.shape(part)[axis] for part in parts] if is_dense else []
 
-    def largest(self, parts: Parts) -> Any:
-        """Returns the elementwise maximum over all replicas; None if the parts are None."""
-        if parts[0] is None:
-            return None
-        rows, _ = self.concatenation([part[tf.newaxis] for part in parts], 0, equal_sizes=True)
-        return tf.reduce_max(rows, 0)
-
     def find_unsummed(self, variables: Iterable[keras.Variable]) -> list[keras.Variable]:
         """Returns the variables that can be read only by a sum over the workers."""
         # `native` is not used, because it would finish deferred assignments one by one.

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import keras
 import torch
 
+from kerasdist.backends.base.checks import differing_calls
 from kerasdist.backends.torch import private
 from kerasdist.backends.torch.replica.placing import move_together
-from kerasdist.errors import ReplicaError
 
 # The gradients of a replica, one per variable; None for a variable without a gradient.
 Gradients = Sequence[torch.Tensor | None]
@@ -60,8 +60,4 @@ def check_same(
     keys = [None if variables is None else [*map(id, variables)] for variables in all_variables]
     sizes = [*map(len, all_gradients)]
     if keys.count(keys[0]) < len(keys) or len(set(sizes)) > 1:
-        raise ReplicaError(
-            "Expected every replica to apply gradients of the same variables in the same order. "
-            f"Received: {sizes} gradients a replica, of variables that differ. Replicas differ in "
-            "their batch only: choose the variables to update without looking at the data."
-        )
+        raise differing_calls(f"{sizes} gradients a replica, or gradients of other variables")

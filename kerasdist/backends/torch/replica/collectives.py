@@ -172,11 +172,6 @@ class TorchCollectives(Collectives):
 
         self._meet(self.label(f"assignment to {variable.path}"), value.detach(), assign)
 
-    def assign(self, variable: keras.Variable, value: Any, write: Callable[[Any, Any], Any]) -> Any:
-        """Assigns to a variable in compiled code, which runs outside of the replica's scope."""
-        self.scope.assigned.append((variable, self.scope.writes_equal))
-        return write(variable, value)
-
     def equal_writes(self) -> AbstractContextManager[None]:
         """Returns a context for code in which all replicas assign equal values; none are sent."""
         return replaced(self.scope, "writes_equal", True)

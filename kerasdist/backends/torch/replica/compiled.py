@@ -14,14 +14,30 @@ Afterwards the scope gets the list of variables that the compiled code has writt
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any, final
 
+import keras
 import torch
 
 from kerasdist import keras_compat
 from kerasdist.backends.torch import private
-from kerasdist.backends.torch.replica.collectives import TorchCollectives
+from kerasdist.backends.torch.replica.collectives import TorchCollectives, collectives_here
 from kerasdist.core.user_warnings import warn_user
+
+
+@cache
+def _install() -> None:
+    """Installs the hook into assignments to variables, once per process."""
+    keras_compat.install(assign=_assign)
+
+
+def _assign(original: Callable[..., Any], variable: keras.Variable, value: object) -> Any:
+    """Records an assignment in compiled code, which runs outside of the replica's scope."""
+    collectives = collectives_here()
+    if collectives is not None and keras_compat.get_stateless_scope() is None:
+        collectives.scope.assigned.append((variable, collectives.scope.writes_equal))
+    return original(variable, value)
 
 
 @final
@@ -30,6 +46,7 @@ class CompiledCalls:
 
     def __init__(self) -> None:
         """Prepares compilation, which torch starts at the first call."""
+        _install()
         self._compiled = torch.compile(lambda model, args, kwargs: model(*args, **kwargs))
         self._gave_up = False
 

@@ -11,7 +11,6 @@ from typing import Any, final
 import keras
 import torch
 
-from kerasdist import keras_compat
 from kerasdist.backends.torch.state.reads import ReadRecorder
 from kerasdist.core import context
 from kerasdist.core.structures import map_leaves
@@ -67,24 +66,16 @@ running_step: ContextVar[Step | None] = ContextVar("the step that runs", default
 
 
 def value_and_grad(
-    fn: Callable[[], Any], variables: Sequence[keras.Variable], has_aux: bool
-) -> tuple[Any, list[Any]]:
+    function: Callable[[], tuple[torch.Tensor, Any]], variables: Sequence[keras.Variable]
+) -> tuple[tuple[torch.Tensor, Any], list[Any]]:
     """Returns a function's result and its gradients (see `Backend.value_and_grad`).
 
     In a replica, these are the gradients of that replica only, not sums over the replicas.
     """
     with torch.enable_grad(), ReadRecorder(variables) as recorder:
-        result = fn()
-        value, _ = result if has_aux else (result, None)
-        if not isinstance(value, torch.Tensor):
-            value = keras_compat.ops.convert_to_tensor(value)
-        if value.ndim > 0:
-            raise ValueError(
-                f"Expected fn to return a scalar. Received: a value of shape {tuple(value.shape)}. "
-                "Reduce it, with keras.ops.mean or keras.ops.sum."
-            )
+        result = function()
         targets = [recorder.target(variable) for variable in variables]
-        gradients = _gradients(value, targets, keep_graph=recorder.is_nested)
+        gradients = _gradients(result[0], targets, keep_graph=recorder.is_nested)
     if not recorder.is_nested:
         # The result is detached from its graph, because the backward pass has freed the graph.
         result = map_leaves(_detached, result)

@@ -386,12 +386,7 @@ class LocalReplicas:
             scope,
             self._weights.in_step() if self._weights else contextlib.nullcontext(),
         ):
-            try:
-                result = step(part.argument)
-            except Exception as error:
-                if part.local_batch is not None:
-                    part.local_batch.note_in(error)
-                raise
+            result = step(part.argument)
             if self._weights is not None:
                 result = self._weights.plain(result)
         if not rules.is_fit:
@@ -469,7 +464,9 @@ class TorchRunner(Runner):
         own = required_tensor(tensor).detach().to(self._home)
         self._group.check_alike("broadcast_to", [own])
         [chiefs] = self._group.from_chief([own])
-        return self._mirrored(chiefs)
+        if len(self._devices) == 1:
+            return chiefs
+        return Mirrored(tuple(chiefs.to(device) for device in self._devices))
 
     def update(
         self, variable: keras.Variable, function: Callable[..., Any], given: Arguments
@@ -484,7 +481,7 @@ class TorchRunner(Runner):
             with keras_compat.outside_stateless_scopes():
                 return [call(0)]
         results, values = [], []
-        for index, component in enumerate(self._replica_components(variable)):
+        for index, component in enumerate(self.copies_of(variable)):
             with keras.StatelessScope([(variable, component)]) as scope:
                 results.append(call(index))
             values.append(scope.state_mapping[id(variable)].detach().clone())
@@ -500,18 +497,12 @@ class TorchRunner(Runner):
         ]
         return placed[0] if len(placed) == 1 else transpose(placed, _values)
 
-    def local_results(self, value: Any) -> tuple[Any, ...]:
-        """Returns the components of a value or a variable; anything else in a tuple of length 1."""
-        if isinstance(value, DistributedValues):
-            return value.values
-        return self._replica_components(value) if isinstance(value, keras.Variable) else (value,)
-
     def read(self, variable: keras.Variable) -> torch.Tensor:
         """Returns a variable's value, which is the aggregate if each replica has its own value."""
         require_aggregate(variable)
         return shards.read(variable).detach().clone()
 
-    def _replica_components(self, variable: keras.Variable) -> tuple[torch.Tensor, ...]:
+    def copies_of(self, variable: keras.Variable) -> tuple[torch.Tensor, ...]:
         """Returns the value of a variable that each replica of this process would read."""
         found = [
             self._components.component(variable, rank, device)
@@ -542,11 +533,6 @@ class TorchRunner(Runner):
         elif not isinstance(value, keras.Variable):
             parts *= len(self._devices)
         return [required_tensor(part).to(self._home) for part in parts]
-
-    def _mirrored(self, tensor: torch.Tensor) -> Any:
-        if len(self._devices) == 1:
-            return tensor
-        return Mirrored(tuple(tensor.to(device) for device in self._devices))
 
 
 def _values(leaves: Sequence[Any]) -> PerReplica | None:

@@ -31,6 +31,7 @@ from typing import Any, TypeVar, final
 import torch
 
 from kerasdist import keras_compat
+from kerasdist.backends.base.checks import differing_calls
 from kerasdist.backends.base.kept_state import KeptState
 from kerasdist.backends.torch import private
 from kerasdist.core.context import current
@@ -197,11 +198,7 @@ class ReplicaThreads:
         labels, values = zip(*map(self._arrived.__getitem__, range(self._count)), strict=True)
         if len(set(labels)) > 1:
             held = ", ".join(f"replica {r}: {label}" for r, label in enumerate(labels))
-            raise ReplicaError(
-                f"Expected all replicas to do the same at the same time. Received: {held}. "
-                "Replicas differ in their batch only: a branch that depends on the data must not "
-                "decide whether they call the optimizer, a metric or a collective."
-            )
+            raise differing_calls(held)
         result = combine(values)
         with self._lock:
             if self._broken is None:
@@ -256,11 +253,8 @@ class ReplicaThreads:
         )
 
     def _left_alone(self, finished: int) -> ReplicaError:
-        return ReplicaError(
-            "Expected all replicas to do the same number of collectives and optimizer steps. "
-            f"Received: replica {finished} ended its step while others wait ({self._waiting()}). "
-            "Replicas differ in their batch only: a branch that depends on the data must not "
-            "decide whether a replica calls them."
+        return differing_calls(
+            f"replica {finished} ended its step while others wait ({self._waiting()})"
         )
 
 

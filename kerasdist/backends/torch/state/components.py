@@ -26,12 +26,11 @@ import torch
 
 from kerasdist import keras_compat
 from kerasdist.backends.base.variable_rules import (
-    Assignment,
-    assignment_in_loop,
     counts_all_replicas,
+    is_combined_on_write,
     is_on_read,
     is_sum_on_read,
-    shares_of_integers,
+    shares_of_sum,
 )
 from kerasdist.backends.torch.replica.placing import Version, add_up
 from kerasdist.backends.torch.state.variables import ReplicaScope, Rules, commit_buffers
@@ -67,7 +66,10 @@ class Components:
         if not is_on_read(variable):
             return None
         with torch.no_grad():
-            part = equal_share(own, rank, self._replicas) if is_sum_on_read(variable) else own
+            part = own
+            if is_sum_on_read(variable):
+                first, other = shares_of_sum(own, self._replicas)
+                part = other if rank else first
             part = part.detach().to(device or own.device, copy=True)
         return part.requires_grad_(own.requires_grad)
 
@@ -150,7 +152,7 @@ class LoopRules(Rules):
     ) -> bool:
         """Combines the replicas' values immediately, by the variable's aggregation."""
         ownership.require_own(variable)
-        if assignment_in_loop(variable) is Assignment.OWN:
+        if not is_combined_on_write(variable):
             return False
         current.replica.collectives.assign_together(variable, value)  # type: ignore[union-attr]
         scope.refresh(())
@@ -188,11 +190,3 @@ class LoopRules(Rules):
             return held
         own = keras_compat.stored_value(variable)
         return own.detach().to(scope.device, copy=True).requires_grad_(own.requires_grad)
-
-
-def equal_share(total: torch.Tensor, rank: int, replicas: int) -> torch.Tensor:
-    """Returns a replica's equal share of a sum; replica 0 also gets the remainder of integers."""
-    if total.is_floating_point() or total.is_complex():
-        return total / replicas
-    first, share = shares_of_integers(total, replicas)
-    return first if rank == 0 else share

@@ -15,11 +15,10 @@ import keras
 import torch
 
 from kerasdist import keras_compat
-from kerasdist.backends.base.variable_rules import is_sum_on_read
+from kerasdist.backends.base.variable_rules import terms_of_initial_value
 from kerasdist.backends.torch.replica.collectives import collectives_here
 from kerasdist.backends.torch.state.reads import ReadRecorder
 from kerasdist.backends.torch.state.variables import ReplicaScope
-from kerasdist.core import context
 
 
 @cache
@@ -45,15 +44,8 @@ def _make_variable(
         place = collectives.no_replica()
     with place:
         original(variable, *args, **kwargs)
-    strategy = context.scoped_strategy()
-    if (
-        strategy is not None
-        and strategy.num_replicas_in_sync > 1
-        and is_sum_on_read(variable)
-        and keras_compat.stored_value(variable) is not None
-        and (collectives is None or not collectives.scope.rules.is_fit)
-    ):
-        # Each replica's component starts with the initial value. The variable's stored value is the
-        # sum of the components.
+    terms = terms_of_initial_value(variable)
+    in_fit = collectives is not None and collectives.scope.rules.is_fit
+    if terms > 1 and not in_fit and keras_compat.stored_value(variable) is not None:
         with torch.no_grad():
-            keras_compat.stored_value(variable).mul_(strategy.num_replicas_in_sync)
+            keras_compat.stored_value(variable).mul_(terms)
