@@ -9,20 +9,20 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import keras
 
+from kerasdist import keras_compat
 from kerasdist.backends import registry
 from kerasdist.backends.base.interface import CheckpointFormat, Key, ReplicaSet
-from kerasdist.backends.base.model_trainer import trainer_of
+from kerasdist.backends.base.model_trainer import replicas_of
 from kerasdist.backends.base.variable_rules import is_on_read
 from kerasdist.core import whole_files
 from kerasdist.job.comparison import NAMED, first_of
-from kerasdist.job.job import Job
-from kerasdist.keras_compat import require_built
+from kerasdist.job.job import Job, all_do, translating_failures
 
 _OPTIMIZER = ("optimizer_variables", "optimizer")
 _GROUPS = (*_OPTIMIZER, "trainable_variables", "non_trainable_variables", "model")
@@ -56,59 +56,59 @@ def save_checkpoint(model: keras.Model, path: str | os.PathLike[str]) -> None:
             something that is not a checkpoint is at `path`, or if some worker does not see the
             folder.
     """
-    form, replicas = _prepare(model)
+    form, replicas, job = _prepare(model)
     tree: dict[str, Any] = {
         "trainable_variables": _nested(model.trainable_variables),
         "non_trainable_variables": _nested(model.non_trainable_variables),
-        "optimizer_variables": _nested(_slots_of(model)),
+        "optimizer_variables": _nested(keras_compat.slots_of(model)),
         "metrics_variables": _nested(model.metrics_variables),
     }
-    job = None if replicas is None else replicas.job
     if whole_files.is_remote(path):
-        _together(job, path, lambda: form.save(os.fspath(path), tree, replicas))
+        with translating_failures(f"checkpoint {path}"):
+            form.save(os.fspath(path), tree, replicas)
         return
     path = Path(os.path.realpath(path))
     unfinished = path.with_name(f"unfinished-{path.name}")
     before, new = unfinished / "replaced", unfinished / path.name
-
-    def begin() -> str:
-        if before.exists() and not path.exists():  # a process was killed in `finish`
-            before.rename(path)
-        if path.exists() and form.folder_in(path) is None:
-            return f"Expected a new folder, or a checkpoint to replace. Received: path='{path}'."
-        shutil.rmtree(unfinished, ignore_errors=True)
-        unfinished.mkdir(parents=True)
-        # If the disk is full, this write fails now, and all workers raise the error. Without this
-        # write, only the chief would fail later.
-        before.write_bytes(bytes(1 << 12))
-        before.unlink()
-        return ""
-
-    def finish() -> str:
-        if path.exists():
-            path.rename(before)
-        new.rename(path)
-        whole_files.flush(path.parent)
-        shutil.rmtree(unfinished)
-        return ""
-
-    _on_chief(job, begin)
-    unseen = (
-        f"Expected a folder that all workers see. Received: path='{path}', where this worker does "
-        "not see what the chief writes."
-    )
-    _refuse(job, "" if unfinished.is_dir() else unseen)
+    writes = job is None or job.is_chief
+    with all_do(job, "make a folder for a checkpoint", ValueError):
+        if writes:
+            if before.exists() and not path.exists():  # a process was killed in the last block
+                before.rename(path)
+            if path.exists() and form.folder_in(path) is None:
+                raise ValueError(
+                    f"Expected a new folder, or a checkpoint to replace. Received: path='{path}'."
+                )
+            shutil.rmtree(unfinished, ignore_errors=True)
+            unfinished.mkdir(parents=True)
+            # If the disk is full, this write fails now, and all workers raise the error. Without
+            # this write, only the chief would fail later.
+            before.write_bytes(bytes(1 << 12))
+            before.unlink()
+    with all_do(job, "see the folder of a checkpoint", ValueError):
+        if not unfinished.is_dir():
+            raise ValueError(
+                f"Expected a folder that all workers see. Received: path='{path}', where this "
+                "worker does not see what the chief writes."
+            )
     try:
-        _together(job, path, lambda: form.save(str(new), tree, replicas))
+        with translating_failures(f"checkpoint {path}"):
+            form.save(str(new), tree, replicas)
     except Exception as error:
-        if job is None or job.is_chief:
+        if writes:
             shutil.rmtree(unfinished, ignore_errors=True)
         error.add_note(
             f"kerasdist: this error came while '{new}' was written. What was at '{path}' before is "
             "unchanged. Call save_checkpoint again when the cause is gone."
         )
         raise
-    _on_chief(job, finish)
+    with all_do(job, "put a new checkpoint in its place", ValueError):
+        if writes:
+            if path.exists():
+                path.rename(before)
+            new.rename(path)
+            whole_files.flush(path.parent)
+            shutil.rmtree(unfinished)
 
 
 def load_checkpoint(
@@ -146,27 +146,9 @@ def load_checkpoint(
         ValueError: If the model is not built, or the checkpoint does not fit the model. In this
             case, no variable has changed.
     """
-    form, replicas = _prepare(model)
-    job = None if replicas is None else replicas.job
-    is_remote = whole_files.is_remote(path)
-    folder = path if is_remote else form.folder_in(Path(os.path.realpath(path)))
-    refusal, shapes = "", dict[Key, tuple[int, ...]]()
-    if folder is None:
-        inside = sorted(one.name for one in Path(path).glob("*"))[:NAMED]
-        refusal = (
-            f"Expected a checkpoint, which has a file {form.marker!r}. Received: "
-            f"path={os.fspath(path)!r}, with {inside}. Name the folder of one step."
-        )
-    folder = os.fspath(folder or path)
-    try:
-        shapes = {} if refusal else form.shapes(folder)
-    except Exception as error:  # noqa: BLE001 (libraries raise various errors for a damaged file)
-        refusal = (
-            f"Expected a checkpoint that is whole. Received: path={folder!r}, where the shapes of "
-            f"its arrays cannot be read: {type(error).__name__}: {error}. No variable has changed. "
-            "Load another checkpoint."
-        )
-    _refuse(job, refusal)
+    form, replicas, job = _prepare(model)
+    with all_do(job, "read the shapes of a checkpoint", ValueError):
+        folder, shapes = _shapes_in(path, form)
     weights, slots = dict[str, Key](), dict[str, Key]()
     for key in shapes:
         if key[0] != "metrics_variables":
@@ -176,7 +158,7 @@ def load_checkpoint(
     rest = [one for one in model.non_trainable_variables if not is_on_read(one)]
     wanted.append((rest, weights, False))
     if slots and not weights_only:
-        wanted.append((_slots_of(model), slots, True))
+        wanted.append((keras_compat.slots_of(model), slots, True))
     pairs: dict[int, tuple[Key, keras.Variable]] = {}
     wrong: list[str] = []
     for variables, known, is_needed in wanted:
@@ -191,12 +173,21 @@ def load_checkpoint(
                 )
             elif is_needed:
                 wrong.append(f"{variable.path!r}, which is not there")
-    wrong += form.lacking(folder, {key: one.path for key, one in pairs.values()})
-    _refuse(job, _refusal(model, folder, wrong, [*weights, *slots]))
+    with all_do(job, "find all variables of the model in a checkpoint", ValueError):
+        wrong += form.lacking(folder, {key: one.path for key, one in pairs.values()})
+        if wrong:
+            raise ValueError(
+                f"Expected a checkpoint with all variables of model={model.name!r}, in their "
+                f"shapes. Received: path={folder!r}, which does not fit {first_of(wrong)}; it has "
+                f"{[*weights, *slots][:NAMED]}. No variable has changed. Make the same model as "
+                "the one that was saved, with the same names of layers, or leave out the "
+                "optimizer by weights_only=True."
+            )
     if replicas is not None:
         replicas.initial_broadcast.ensure()
     try:
-        _together(job, path, lambda: form.load(folder, [*pairs.values()], replicas))
+        with translating_failures(f"checkpoint {path}"):
+            form.load(folder, [*pairs.values()], replicas)
     except Exception as error:
         error.add_note(
             f"kerasdist: this error came while '{folder}' was read. Some variables of model="
@@ -205,20 +196,34 @@ def load_checkpoint(
         raise
 
 
-def _prepare(model: keras.Model) -> tuple[CheckpointFormat, ReplicaSet | None]:
-    require_built(model)
-    trainer = trainer_of(model)
-    return registry.current().checkpoint_format(), None if trainer is None else trainer.replicas
+def _prepare(model: keras.Model) -> tuple[CheckpointFormat, ReplicaSet | None, Job | None]:
+    """Returns the format of checkpoints, a model's replicas, and their job."""
+    keras_compat.require_built(model)
+    replicas = replicas_of(model)
+    job = None if replicas is None else replicas.job
+    return registry.current().checkpoint_format(), replicas, job
 
 
-def _slots_of(model: Any) -> list[keras.Variable]:
-    """Returns the variables of a model's optimizer, which is built first if necessary."""
-    optimizer = getattr(model, "optimizer", None)
-    if optimizer is None:
-        return []
-    if not optimizer.built:
-        optimizer.build(model.trainable_variables)
-    return optimizer.variables
+def _shapes_in(
+    path: str | os.PathLike[str], form: CheckpointFormat
+) -> tuple[str, Mapping[Key, tuple[int, ...]]]:
+    """Returns the folder of a checkpoint's arrays, and the shapes of the arrays."""
+    found = path if whole_files.is_remote(path) else form.folder_in(Path(os.path.realpath(path)))
+    if found is None:
+        inside = sorted(one.name for one in Path(path).glob("*"))[:NAMED]
+        raise ValueError(
+            f"Expected a checkpoint, which has a file {form.marker!r}. Received: "
+            f"path={os.fspath(path)!r}, with {inside}. Name the folder of one step."
+        )
+    folder = os.fspath(found)
+    try:
+        return folder, form.shapes(folder)
+    except Exception as error:
+        raise ValueError(
+            f"Expected a checkpoint that is whole. Received: path={folder!r}, where the shapes of "
+            f"its arrays cannot be read: {type(error).__name__}: {error}. No variable has changed. "
+            "Load another checkpoint."
+        ) from error
 
 
 def _nested(variables: Iterable[keras.Variable]) -> dict[str, Any]:
@@ -242,43 +247,3 @@ def _path_of(key: Key) -> str:
     """Returns the path of the variable whose array is at `key` in a tree."""
     own = key[1:] if key[0] in _GROUPS else key
     return "/".join(own).rpartition(_IN_STATE_DICT)[2]
-
-
-def _refusal(model: keras.Model, folder: str, wrong: Sequence[str], there: Sequence[str]) -> str:
-    if not wrong:
-        return ""
-    return (
-        f"Expected a checkpoint with all variables of model={model.name!r}, in their shapes. "
-        f"Received: path={folder!r}, which does not fit {first_of(wrong)}; it has "
-        f"{there[:NAMED]}. No variable has changed. Make the same model as the one that was saved, "
-        "with the same names of layers, or leave out the optimizer by weights_only=True."
-    )
-
-
-def _on_chief(job: Job | None, work: Callable[[], str]) -> None:
-    """Calls `work` on the chief; all workers raise an error if `work` returns a message."""
-    refusal = ""
-    if job is None or job.is_chief:
-        try:
-            refusal = work()
-        except OSError as error:
-            if job is None:
-                raise
-            refusal = f"Expected the chief to write a checkpoint. Received: {error}."
-    _refuse(job, refusal)
-
-
-def _refuse(job: Job | None, refusal: str) -> None:
-    """Raises an error on all workers if one worker passes a message; all workers must call it."""
-    refusals = [refusal] if job is None else job.all_gather_object("checkpoint", refusal)
-    for rank, one in enumerate(refusals):
-        if one:
-            raise ValueError(one if job is None else f"[worker {rank}/{job.num_workers}] {one}")
-
-
-def _together(job: Job | None, path: str | os.PathLike[str], work: Callable[[], None]) -> None:
-    if job is None:
-        work()
-        return
-    with job.translating_failures(f"checkpoint {os.fspath(path)}"):
-        work()

@@ -38,6 +38,7 @@ from kerasdist.callbacks.backup.variables import (
 )
 from kerasdist.callbacks.model_checkpoint import ModelCheckpoint
 from kerasdist.core.backend_choice import KNOWN
+from kerasdist.core.context import replaced
 from kerasdist.core.user_warnings import warn_user
 from kerasdist.errors import BackupError, KerasdistError
 from kerasdist.job import launcher
@@ -212,11 +213,7 @@ class BackupAndRestore(Callback):
         self._in_training = True
         model: Any = self.model
         self._position.backs_up(self._interval, model.steps_per_execution)
-        if not model.built:
-            raise BackupError(
-                "Expected a model that is built, to restore its variables. Received: "
-                f"model={model.name!r}, not built. Give it an Input layer, or call it once."
-            )
+        keras_compat.require_built(model)
         job = current_job()
         callbacks = [one for one in self._others if one is not model.history]
         parts = keras_compat.parts_of(model)
@@ -489,8 +486,9 @@ class BackupAndRestore(Callback):
         self._position.go_to(facts["position"], within=True)
         self._skipped = facts["batches"]
         self._stops = facts["stopping"]
-        for callback in self._listed:
-            self._unmute.enter_context(_hearing_nothing_of_batches(callback))
+        for callback in self._listed:  # these got the events of the skipped batches before
+            for event in ("on_train_batch_begin", "on_train_batch_end"):
+                self._unmute.enter_context(replaced(callback, event, _nothing))
         logs = decode(facts["logs"])
 
         def then() -> None:
@@ -506,19 +504,6 @@ class BackupAndRestore(Callback):
         # The list is empty for a worker that the saved job did not have.
         for states in facts["random of gpus"][rank : rank + 1]:
             random_states.put_back_gpus(states)
-
-
-@contextlib.contextmanager
-def _hearing_nothing_of_batches(callback: Callback) -> Iterator[None]:
-    """Withholds batch events from a callback that already got these events before the backup."""
-    kept = dict(vars(callback))
-    vars(callback).update(on_train_batch_begin=_nothing, on_train_batch_end=_nothing)
-    try:
-        yield
-    finally:
-        for name in ("on_train_batch_begin", "on_train_batch_end"):
-            del vars(callback)[name]
-            vars(callback).update({name: kept[name]} if name in kept else {})
 
 
 def _nothing(batch: int, logs: dict[str, object] | None = None) -> None:

@@ -9,7 +9,7 @@ from typing import Any, final
 import keras
 
 from kerasdist import keras_compat
-from kerasdist.backends.base.model_trainer import trainer_of
+from kerasdist.backends.base.model_trainer import replicas_of
 from kerasdist.errors import UnsupportedError
 from kerasdist.job.job import current_job
 from kerasdist.keras_compat import ops
@@ -52,12 +52,12 @@ class BroadcastGlobalVariables(keras.callbacks.Callback):
         Raises:
             UnsupportedError: If the workers divide the model's state (``sharding=``).
         """
-        trainer = trainer_of(self.model)
-        if trainer is not None and trainer.replicas.divides_state:
+        replicas = replicas_of(self.model)
+        if replicas is not None and replicas.divides_state:
             raise UnsupportedError(
                 "Expected a strategy whose workers hold all variables. Received: "
                 "BroadcastGlobalVariables, with sharding="
-                f"{trainer.replicas.options.sharding!r:.200}. The chief holds only its own part "
+                f"{replicas.options.sharding!r:.200}. The chief holds only its own part "
                 "of each variable: load the weights on all workers."
             )
         broadcast(self.model)
@@ -68,13 +68,13 @@ def broadcast(model: Any, variables: Sequence[keras.Variable] | None = None) -> 
 
     None means all variables of the model and its optimizers. All workers must call this function.
     """
-    trainer = trainer_of(model)
-    if trainer is not None and trainer.replicas.job is not None:
+    replicas = replicas_of(model)
+    if replicas is not None and replicas.job is not None:
         if variables is None:
             optimizers = keras_compat.optimizers_of(model)
             variables = [*model.variables, *(each for one in optimizers for each in one.variables)]
-        trainer.replicas.initial_broadcast.ensure()
-        trainer.replicas.equalize(variables)
+        replicas.initial_broadcast.ensure()
+        replicas.equalize(variables)
 
 
 _REDUCTIONS = {
@@ -198,9 +198,9 @@ class LearningRateWarmup(keras.callbacks.Callback):
         target, start = self._given
         if target is None:
             target = float(ops.convert_to_numpy(self._optimizer.learning_rate))
-        trainer = trainer_of(self.model)
-        replicas = 1 if trainer is None else trainer.replicas.num_replicas
-        self._rates = (target / replicas if start is None else start), target
+        replicas = replicas_of(self.model)
+        count = 1 if replicas is None else replicas.num_replicas
+        self._rates = (target / count if start is None else start), target
         self._steps_per_epoch = steps
         self._warm_up_steps = math.ceil(self._epochs * steps)
 

@@ -12,9 +12,7 @@ from typing import Any, Literal, final
 import keras
 
 from kerasdist import keras_compat
-from kerasdist.backends.base.interface import ReplicaSet
-from kerasdist.backends.base.model_trainer import trainer_of
-from kerasdist.core import whole_files
+from kerasdist.backends.base.model_trainer import replicas_of
 from kerasdist.core.user_warnings import warn_user
 
 
@@ -30,7 +28,7 @@ class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
     kept until `fit` ends.
 
     If the thread fails, for example because the disk is full, `fit` raises the error: after the
-    next batch, at the beginning or end of an epoch, in the next save, or at the end of training.
+    next batch, at the end of an epoch, in the next save, or at the end of training.
     Neither `fit` nor the process ends before the last file is written. If `fit` ends with an error,
     `fit` waits for the file only if the model was made in a strategy's scope. For other models call
     `wait`.
@@ -95,11 +93,6 @@ class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
         super().on_train_begin(logs)
         self._newest = None
 
-    def on_epoch_begin(self, epoch: int, logs: dict[str, object] | None = None) -> None:
-        """Raises the thread's error if writing has failed."""
-        self._file.check()
-        super().on_epoch_begin(epoch, logs)
-
     def on_train_batch_end(self, batch: int, logs: dict[str, object] | None = None) -> None:
         """Saves the model if a save is due."""
         self._file.check()
@@ -113,7 +106,7 @@ class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
     def on_train_end(self, logs: dict[str, object] | None = None) -> None:
         """Waits until the last file is written; in a job, all workers wait."""
         super().on_train_end(logs)
-        replicas = None if self._newest is None else _replicas(keras_compat.model_of(self).saved)
+        replicas = None if self._newest is None else replicas_of(keras_compat.model_of(self).saved)
         if replicas is None or replicas.job is None:
             self.wait()
         elif replicas.job.is_chief:
@@ -140,7 +133,7 @@ class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
             )
         self.wait()
         self._newest = str(path)
-        replicas = _replicas(model)
+        replicas = replicas_of(model)
         writes = replicas is None or replicas.job is None or replicas.job.is_chief
         if writes or (replicas is not None and replicas.reads_need_all_workers):
             snapshot = keras_compat.Snapshot(
@@ -150,11 +143,6 @@ class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
                 self._file.write(snapshot, self._newest)
             else:
                 snapshot.discard()
-
-
-def _replicas(model: keras.Model) -> ReplicaSet | None:
-    trainer = trainer_of(model)
-    return None if trainer is None else trainer.replicas
 
 
 @final
@@ -174,7 +162,7 @@ class BackgroundFile:
         # At exit, Python waits for the thread. Then it calls `settle`, which warns of a failure.
         atexit.register(self.settle)
         threads = ThreadPoolExecutor(1, "kerasdist-checkpoint")
-        self._writing = threads.submit(_write, snapshot, path)
+        self._writing = threads.submit(snapshot.write, path)
         threads.shutdown(wait=False)
 
     def wait(self) -> None:
@@ -212,9 +200,8 @@ class BackgroundFile:
         return failed
 
 
-def _write(snapshot: keras_compat.Snapshot, path: str) -> None:
-    with whole_files.replacing(path) as name:
-        snapshot.write(name)
+# The methods of a model that write files.
+_SAVES = ("save", "save_weights")
 
 
 @final
@@ -230,13 +217,6 @@ class SavingModel:
         self.saved = model
         self._save = save
 
-    def save(self, filepath: object, *args: object, **kwargs: object) -> None:
-        """Calls the constructor's function with the model's method `save` and the arguments."""
-        self._save(self.saved.save, filepath, *args, **kwargs)
-
-    def save_weights(self, filepath: object, *args: object, **kwargs: object) -> None:
-        """Calls the constructor's function with the model's `save_weights` and the arguments."""
-        self._save(self.saved.save_weights, filepath, *args, **kwargs)
-
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.saved, name)
+        found = getattr(self.saved, name)
+        return functools.partial(self._save, found) if name in _SAVES else found

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pickle
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import astuple, dataclass, field
 from typing import Any, NamedTuple
 
@@ -34,7 +34,7 @@ from kerasdist.check.differences import (
 from kerasdist.core.context import ReplicaLike, enclosing_replica
 from kerasdist.errors import ReplicaError
 from kerasdist.job.comparison import digest
-from kerasdist.job.job import Job
+from kerasdist.job.job import Job, all_do, everyone
 from kerasdist.keras_compat import ops
 from kerasdist.training.metrics import metrics_of
 
@@ -45,6 +45,8 @@ _REPEATS = 3
 _LARGEST_SCALE = 256.0
 # The seed, equal on all workers, of random draws that have no seed of their own.
 _SEED = 926_535_897
+# The label of the exchanges of what workers have found.
+_FOUND = "a difference to one device"
 
 
 @dataclass(frozen=True)
@@ -145,7 +147,7 @@ class _Steps:
 
     def compare_replicas(self, job: Job | None) -> tuple[Differences, list[Difference]]:
         """Runs the step on the replicas; returns all differences, and those beyond rounding."""
-        with _all_do(job, "the first step under the strategy"):
+        with all_do(job, "the first step under the strategy", ReplicaError):
             received = self.take_step(alone=False)
             found = differences(self.expected, received, self.precision)
             found = found._replace(outputs=self._of_outputs(received.outputs))
@@ -226,7 +228,7 @@ def compare(model: Any, batch: Any, *, outputs: bool, spares: bool = False) -> C
     precision = Precision.of(_compute_dtypes(model), replicas.gradients_travel_as)
     replicas.begin_step()  # gives new variables the chief's values
     with seeds_kept(model):
-        with _all_do(job, "the first step on one device"):
+        with all_do(job, "the first step on one device", ReplicaError):
             tried = replicas.trial_class.gathered(replicas, batch, spares=spares)
             steps = _Steps(trainer, tried, outputs, precision, RecordedDraws(tried.sizes))
             expected = steps.expected = steps.take_step(alone=True)
@@ -239,33 +241,22 @@ def compare(model: Any, batch: Any, *, outputs: bool, spares: bool = False) -> C
             dtypes = _compute_dtypes(model) if replicas.on_cpu else None
             results.require_equal_results(job, expected.logs, expected.gradients, dtypes)
         found, suspicious = steps.compare_replicas(job)
-        is_any = _is_any(job, bool(suspicious))
-        if is_any and _is_any(job, steps.draws.may_be_stacked):
+        is_any = any(everyone(job, _FOUND, bool(suspicious)))
+        if is_any and any(everyone(job, _FOUND, steps.draws.may_be_stacked)):
             steps.draws.are_stacked = True
             again = steps.compare_replicas(job)
             found, suspicious = min((found, suspicious), again, key=lambda one: len(one[1]))
-            is_any = _is_any(job, bool(suspicious))
+            is_any = any(everyone(job, _FOUND, bool(suspicious)))
         if not drawn_alike:
             steps.draws.misfit = "workers draw other random numbers"
         keeps_state = False
         if is_any:
-            with _all_do(job, "the first step on one device, again"):
+            with all_do(job, "the first step on one device, again", ReplicaError):
                 keeps_state = job is None and steps.keep_state()
                 if not keeps_state:
                     suspicious = steps.beyond_chance(suspicious)
     found, suspicious, misfit = _common(job, found, suspicious, steps.draws.misfit)
     return Comparison(steps.batch.examples, found, suspicious, misfit, keeps_state)
-
-
-def _all_do(job: Job | None, label: str) -> AbstractContextManager[None]:
-    """Returns a context, at whose end all workers wait for each other. All must enter it."""
-    return nullcontext() if job is None else job.all_do(label, ReplicaError)
-
-
-def _is_any(job: Job | None, suspicious: bool) -> bool:
-    if job is None:
-        return suspicious
-    return any(job.all_gather_object("a difference to one device", suspicious))
 
 
 def _states_of_generators() -> bytes:

@@ -21,6 +21,7 @@ from kerasdist.backends.base.user_places import state_kept
 from kerasdist.check.comparison import seeds_kept
 from kerasdist.core.context import current
 from kerasdist.errors import ReplicaError, UnsupportedError
+from kerasdist.job.job import everyone
 
 _log = logging.getLogger("kerasdist")
 _KINDS = {"MemoryError", "OutOfMemoryError", "ResourceExhaustedError"}
@@ -63,19 +64,17 @@ def find(trainer: TrainerLike, examples: int, rows: int, attempt: Callable[[], o
             if most is None and not is_lacking:
                 own = None  # the training step itself raises this error again
             said = None if own is None else f"{type(own).__name__}: {own}"
-            everyone = [(rows, is_lacking, said)]
-            if job is not None:
-                everyone = job.all_gather_object("memory for a step", everyone[0])
-            largest = max(one for one, *_ in everyone)
-            failed = [rank for rank, (*_, what) in enumerate(everyone) if what is not None]
+            found = everyone(job, "memory for a step", (rows, is_lacking, said))
+            largest = max(one for one, *_ in found)
+            failed = [rank for rank, (*_, what) in enumerate(found) if what is not None]
             if not failed:
                 break
             # If some workers lack memory and others have another error, the other error is raised.
-            first = min(failed, key=lambda rank: everyone[rank][1])
-            if (most or largest) == 1 or not everyone[first][1]:
-                if own is not None and is_lacking == everyone[first][1]:
+            first = min(failed, key=lambda rank: found[rank][1])
+            if (most or largest) == 1 or not found[first][1]:
+                if own is not None and is_lacking == found[first][1]:
                     raise own from lack
-                raise _elsewhere(first, everyone[first][2]) from lack
+                raise _elsewhere(first, found[first][2]) from lack
             lack, most = own or lack, -(-(most or largest) // 2)
             trainer.keep_rows(most, examples)
     except BaseException:

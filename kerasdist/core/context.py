@@ -100,6 +100,7 @@ class Current(threading.local):
             uses copies of the variables.
         updates_copies: Whether the function given to `StrategyExtended.update` is running.
         meter: The `Meter` of the `fit` that this thread runs; None if that `fit` is not measured.
+        comparison: The comparison of a weight file with a model that this thread makes, or None.
         scopes: The strategies whose scopes are open, the innermost last.
         replicas: The contexts of replicas that this thread has entered, the innermost last.
             `get_replica_context` returns the last one. An entry of None stands for cross-replica
@@ -119,6 +120,7 @@ class Current(threading.local):
         self.trial: Any = None
         self.updates_copies = False
         self.meter: Any = None
+        self.comparison: Any = None
         self.scopes: list[StrategyLike] = []
         self.replicas: list[ReplicaLike | None] = []
         self.placements: list[Placement] = []

@@ -213,23 +213,14 @@ class Job:
     @contextmanager
     def chief_first(self) -> Generator[None]:
         """Runs the block on the chief first, then on the others. All workers must call it."""
-        label = "the end of the chief's block in chief_first"
-        if not self.is_chief:
-            error = self.broadcast_object(label, None)
-            if error is not None:
-                raise WorkerLostError(
-                    f"{self.who} Expected worker 0 to do first what all workers do. Received: "
-                    f"strategy.chief_first(), with {error} on worker 0. The whole error is in the "
-                    "output of worker 0."
-                )
+        done = self.all_do("what worker 0 does first in chief_first", WorkerLostError)
+        if self.is_chief:
+            with done:
+                yield
+        else:
+            with done:
+                pass
             yield
-            return
-        try:
-            yield
-        except Exception as error:
-            self.broadcast_object(label, _shortened(error))
-            raise
-        self.broadcast_object(label, None)
 
     @contextmanager
     def all_do(self, label: str, failure: type[Exception]) -> Generator[None]:
@@ -444,6 +435,16 @@ def join_job(membership: Membership, facts: Facts) -> tuple[Job, bool]:
 def current_job() -> Job | None:
     """Returns the job of this process; None if the process is the only worker."""
     return _current[0] if _current else None
+
+
+def all_do(job: Job | None, label: str, failure: type[Exception]) -> AbstractContextManager[None]:
+    """Returns ``job.all_do(label, failure)``; a context that does nothing if there is no job."""
+    return _ALONE if job is None else job.all_do(label, failure)
+
+
+def everyone(job: Job | None, label: str, value: object) -> list[Any]:
+    """Returns the values of all workers, by rank; without a job, only this process's value."""
+    return [value] if job is None else job.all_gather_object(label, value)
 
 
 def translating_failures(place: str) -> AbstractContextManager[None]:

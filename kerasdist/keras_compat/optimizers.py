@@ -57,6 +57,16 @@ def optimized_variables(optimizer: keras.Optimizer) -> list[Any]:
     return list(internals.OPTIMIZED_VARIABLES.of(optimizer))
 
 
+def slots_of(model: Any) -> list[keras.Variable]:
+    """Returns the variables of a model's optimizer, which is built first if necessary."""
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is None:  # a user's `train_step` may use other optimizers
+        return []
+    if not optimizer.built:
+        optimizer.build(model.trainable_variables)
+    return optimizer.variables
+
+
 def apply_combined_gradients(optimizer: Any, gradients: list[Any], variables: Any) -> None:
     """Applies the gradients of all replicas by Keras's own ``optimizer.apply``.
 

@@ -71,7 +71,8 @@ class Snapshot:
         """Writes the file; call this once. A remote file is first written on this machine."""
         try:
             if not whole_files.is_remote(path):
-                self._write(Path(path))
+                with whole_files.replacing(path) as unfinished:
+                    self._write(Path(unfinished))
                 return
             with tempfile.TemporaryDirectory() as folder:
                 here = Path(folder, Path(path).name)

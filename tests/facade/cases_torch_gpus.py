@@ -118,11 +118,11 @@ def a_restart_draws_what_the_interrupted_run_would_have_drawn(strategy):
         with StandIns(1) as gpu:
             gpu.seed(5)
             gpu.draw(rank, 0)
-            kept = states.random_state(), states.gpu_random_states()
+            kept = states.kept(states.GENERATOR), states.gpu_random_states()
             masks.append([gpu.draw(rank, 0) for _ in range(2)])
         with StandIns(1) as gpu:  # another process, seeded otherwise
             gpu.seed(8)
-            states.set_random_state(kept[0])
+            states.put_back(kept[0], states.GENERATOR)
             states.set_gpu_random_states(kept[1])
             assert masks[rank] == [gpu.draw(rank, 0) for _ in range(2)]
     assert len({tuple(one) for each in masks for one in each}) == 4

@@ -54,6 +54,12 @@ def trainer_of(model: object) -> TrainerLike | None:
     return vars(model).get(TRAINER)
 
 
+def replicas_of(model: object) -> Any:
+    """Returns the replicas of a model's strategy; None for a model made outside of every scope."""
+    trainer = trainer_of(model)
+    return None if trainer is None else trainer.replicas
+
+
 def require_trainer(model: object) -> TrainerLike:
     """Returns the trainer of a model that was made in a scope."""
     trainer = trainer_of(model)

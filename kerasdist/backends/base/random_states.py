@@ -6,7 +6,6 @@ every backend a ``DataLoader`` shuffles data by PyTorch's generator.
 
 from __future__ import annotations
 
-import hashlib
 import random
 import secrets
 from collections.abc import Mapping
@@ -19,7 +18,7 @@ import numpy as np
 from kerasdist import keras_compat
 from kerasdist.backends import registry
 from kerasdist.core.user_warnings import warn_user
-from kerasdist.job.comparison import named_workers
+from kerasdist.job.comparison import digest, named_workers
 from kerasdist.job.job import Job
 from kerasdist.keras_compat import ops
 
@@ -33,7 +32,7 @@ def kept() -> dict[str, Any]:
     return {
         "python": [version, list(state), gauss],
         "numpy": [kind, np.asarray(keys).tolist(), position, has_gauss, cached],
-        "torch": None if torch is None else torch.random_state(),
+        "torch": None if torch is None else torch.kept(torch.GENERATOR),
         "keras": None if generator is None else ops.convert_to_numpy(generator.state).tolist(),
     }
 
@@ -46,7 +45,7 @@ def put_back(states: Mapping[str, Any]) -> None:
     np.random.set_state((kind, np.array(keys, np.uint32), *rest))
     torch = registry.torch_states()
     if torch is not None and states["torch"] is not None:
-        torch.set_random_state(states["torch"])
+        torch.put_back(states["torch"], torch.GENERATOR)
     if states["keras"] is not None:
         generator = keras_compat.global_seed_generator() or keras.random.SeedGenerator(0)
         generator.state.assign(np.array(states["keras"]))
@@ -89,7 +88,7 @@ def ensure_equal(job: Job, *, begins: bool = False) -> None:
     warns if the chief has a seed and another worker has a different seed or none. Without seeds the
     states always differ then, so a warning would tell nothing.
     """
-    own = {library: _digest(state) for library, state in compared().items()}
+    own = {library: digest(state) for library, state in compared().items()}
     found = job.choose("random state", own, _states_for_all)
     if found is None:
         return
@@ -119,6 +118,10 @@ def _states_for_all(everyone: list[dict[str, str]]) -> list[Any] | None:
     return [apart, differing, given, drawn, kept()]
 
 
+def _differs(theirs: dict[str, Any], chiefs: dict[str, Any]) -> bool:
+    return any(theirs[library] != chiefs[library] for library in theirs.keys() & chiefs.keys())
+
+
 @cache
 def _warn_once(who: str, libraries: str, ranks: str) -> None:
     warn_user(
@@ -128,11 +131,3 @@ def _warn_once(who: str, libraries: str, ranks: str) -> None:
         "keras.utils.set_random_seed with the same number on all workers; where one worker draws "
         "alone, give it a generator of its own (numpy.random.default_rng)."
     )
-
-
-def _differs(theirs: dict[str, Any], chiefs: dict[str, Any]) -> bool:
-    return any(theirs[library] != chiefs[library] for library in theirs.keys() & chiefs.keys())
-
-
-def _digest(state: object) -> str:
-    return hashlib.sha256(repr(state).encode()).hexdigest()[:16]

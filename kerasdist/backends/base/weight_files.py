@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 import traceback
 from collections.abc import Callable
 from functools import cache
@@ -13,8 +12,8 @@ import keras
 import numpy as np
 
 from kerasdist import keras_compat
-from kerasdist.backends.base.model_trainer import trainer_of
-from kerasdist.core.context import replaced
+from kerasdist.backends.base.model_trainer import replicas_of
+from kerasdist.core.context import current, replaced
 from kerasdist.job.comparison import first_of
 from kerasdist.keras_compat.internals import READ_WEIGHT, WEIGHTS_OF_LAYER
 
@@ -38,13 +37,6 @@ class _Comparison:
         self.others: list[str] = []
 
 
-class _Thread(threading.local):
-    comparison: _Comparison | None = None
-
-
-_thread = _Thread()
-
-
 @cache
 def install() -> None:
     """Makes Keras compare each weight file with the model before it loads the file."""
@@ -56,7 +48,7 @@ def is_compared(variable: keras.Variable, value: Any) -> bool:
 
     If so, the function records that the file has the variable, and any difference in shape.
     """
-    comparison = _thread.comparison
+    comparison: _Comparison | None = current.comparison
     if comparison is None:
         return False
     comparison.met.add(id(variable))
@@ -70,10 +62,10 @@ def is_compared(variable: keras.Variable, value: Any) -> bool:
 
 def _read(original: Callable[..., object], store: object, key: str) -> object:
     """Reads a weight; in a comparison, returns zeros of its shape instead, which take no memory."""
-    if _thread.comparison is None:
+    if current.comparison is None:
         return original(store, key)
     weight = WEIGHTS_OF_LAYER.of(store)[key]
-    _thread.comparison.file = weight.file.filename
+    current.comparison.file = weight.file.filename
     return np.broadcast_to(np.zeros((), weight.dtype), weight.shape)
 
 
@@ -84,8 +76,8 @@ def _load(
     skip_mismatch: bool = False,
     **options: object,
 ) -> object:
-    trainer, file = trainer_of(model), str(filepath)
-    is_divided = trainer is not None and trainer.replicas.options.sharding is not None
+    replicas, file = replicas_of(model), str(filepath)
+    is_divided = replicas is not None and replicas.options.sharding is not None
     is_known = file.endswith(_FORMATS) and "://" not in file and model.built
     if is_divided and is_known and not skip_mismatch and all(one.is_there() for one in _NEEDED):
         _compare(original, model, file, options)
@@ -97,7 +89,7 @@ def _compare(
 ) -> None:
     """Raises a ValueError if a file lacks a weight of a model, or has it in another shape."""
     comparison, failure = _Comparison(file), None
-    with replaced(_thread, "comparison", comparison):
+    with replaced(current, "comparison", comparison):
         try:
             load(model, file, **options)
         except ValueError as error:

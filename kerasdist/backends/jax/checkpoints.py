@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast, final
 
@@ -54,14 +54,10 @@ class OrbaxFormat(CheckpointFormat):
             description = checkpointer.metadata(path).item_metadata
         if description is None:
             raise ValueError("Orbax finds no arrays there, and has logged why")
-        leaves = jax.tree_util.tree_leaves_with_path(
-            description.tree, is_leaf=lambda one: hasattr(one, "shape")
-        )
+        leaves = self._orbax.tree.to_flat_dict(description.tree)
         return {
-            tuple(str(getattr(one, "key", getattr(one, "idx", one))) for one in key): tuple(
-                leaf.shape
-            )
-            for key, leaf in leaves
+            key: tuple(leaf.shape)
+            for key, leaf in leaves.items()
             if getattr(leaf, "shape", None) is not None
         }
 
@@ -81,19 +77,18 @@ class OrbaxFormat(CheckpointFormat):
         # The values are read in at most about 16 bundles, because each bundle costs a new call of
         # Orbax's `restore`.
         for some in in_bundles(wanted, sizes, max(_AT_ONCE, sum(sizes) // 16)):
-            forms = dict[str, Any]()
+            flat = dict[Key, Any]()
             for key, variable in some:
                 dtype = np.dtype(keras_compat.stored_dtype(variable))
                 sharding = _sharding_of(variable, place)
-                _put(forms, key, jax.ShapeDtypeStruct(variable.shape, dtype, sharding=sharding))
+                flat[key] = jax.ShapeDtypeStruct(variable.shape, dtype, sharding=sharding)
+            forms = self._orbax.tree.from_flat_dict(flat)
             options = self._orbax.checkpoint_utils.construct_restore_args(forms)
             arguments = self._orbax.args.PyTreeRestore(forms, options, partial_restore=True)
             with self._checkpointer(replicas) as checkpointer:
-                found = checkpointer.restore(path, args=arguments)
+                found = self._orbax.tree.to_flat_dict(checkpointer.restore(path, args=arguments))
             for key, variable in some:
-                value = found
-                for name in key:
-                    value = value[name]
+                value = found[key]
                 if is_on_read(variable):
                     variable.assign(np.asarray(value.addressable_data(0)))
                 else:
@@ -114,7 +109,8 @@ def _fail_together(handler: Any, job: Job) -> None:
     Otherwise the other workers would wait for the failed worker. Orbax calls `finalize` on the
     chief alone. So `save` calls `finalize` at its end, where all workers wait for the chief.
     """
-    write, finish = _reporting(handler.save, job), handler.finalize
+    reporting = job.all_do("write, or read, their shards of a checkpoint", OSError)
+    write, finish = reporting(handler.save), handler.finalize
 
     def save(directory: object, *args: object, **options: object) -> None:
         write(directory, *args, **options)
@@ -122,24 +118,8 @@ def _fail_together(handler: Any, job: Job) -> None:
             if job.is_chief:
                 finish(directory)
 
-    handler.save, handler.restore = save, _reporting(handler.restore, job)
+    handler.save, handler.restore = save, reporting(handler.restore)
     handler.finalize = lambda _: None
-
-
-def _reporting(work: Callable[..., Any], job: Job) -> Callable[..., Any]:
-    """Returns a function that raises an error on all workers if `work` fails on one of them."""
-
-    def work_and_report(*args: object, **options: object) -> Any:
-        with job.all_do("write, or read, their shards of a checkpoint", OSError):
-            return work(*args, **options)
-
-    return work_and_report
-
-
-def _put(tree: dict[str, Any], key: Key, leaf: object) -> None:
-    for name in key[:-1]:
-        tree = tree.setdefault(name, {})
-    tree[key[-1]] = leaf
 
 
 def _place_of(replicas: ReplicaSet | None) -> Placement | None:

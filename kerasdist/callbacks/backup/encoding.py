@@ -103,10 +103,10 @@ class Encoder:
         """Returns the values whose ids `filled` contains; while they exist, no id is used again."""
         return [value for value, *_ in self._seen.values()]
 
-    def attributes(self, values: Mapping[str, object], name: str) -> dict[str, Form]:
-        """Returns the forms of an object's attributes."""
-        forms = {}
-        for self._attribute, value in values.items():
+    def attributes(self, one: object) -> dict[str, Form]:
+        """Returns the forms of an object's attributes, by name."""
+        forms, name = {}, type(one).__name__
+        for self._attribute, value in _values(one).items():
             forms[self._attribute] = self.encode(value, f"{name}.{self._attribute}")
         return forms
 
@@ -423,20 +423,15 @@ class _Watched:
         """Stores the checksums; ignores the objects in `elsewhere`, which are saved separately."""
         self.object, self._elsewhere = one, elsewhere
         self.lost: Mapping[str, str] = {}
-        self._there: Container[tuple[str, object]] | None = None
-        forms, encoder = self._encoded()
-        self._at_begin = {key: digest(form) for key, form in forms.items()}
+        first = Encoder(elsewhere)
+        self._at_begin = {key: digest(form) for key, form in first.attributes(one).items()}
         # The old values are kept alive, because a new value could get the id of a deleted one.
-        self._there, self._held = encoder.filled, encoder.held()
-
-    def _encoded(self) -> tuple[dict[str, Form], Encoder]:
-        """Returns the forms of the attributes by name, and the encoder that made them."""
-        encoder, name = Encoder(self._elsewhere, self._there), type(self.object).__name__
-        return encoder.attributes(_values(self.object), name), encoder
+        self._there, self._held = first.filled, first.held()
 
     def changes(self) -> dict[str, Form]:
         """Returns the forms of the attributes that have changed."""
-        begin, (forms, encoder) = self._at_begin, self._encoded()
+        begin, encoder = self._at_begin, Encoder(self._elsewhere, self._there)
+        forms = encoder.attributes(self.object)
         self.lost = encoder.lost
         # The content of a CSVLogger's file is always saved: the file may have lines of an earlier
         # process, which the script does not write again.

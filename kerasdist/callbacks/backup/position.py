@@ -159,7 +159,7 @@ class Position:
     """
 
     def __init__(
-        self, source: object = None, steps: int | None = None, *, begins_anew: bool = False
+        self, source: Any = None, steps: int | None = None, *, begins_anew: bool = False
     ) -> None:
         """Stores the data, and how many batches an epoch of `fit` reads (None: all batches).
 
@@ -172,12 +172,14 @@ class Position:
         self._continues = steps is not None and not begins_anew
         self._places: Places | None = None
         self._read_by_python, self._draws = True, False
-        self._lost = _lost_of(source)
+        self._lost: list[str] = []
+        if keras_compat.is_torch_dataloader(source) and source.persistent_workers:
+            self._lost.append("what workers of a DataLoader draw (pass persistent_workers=False)")
         if begins_anew and isinstance(source, Iterator):
             self._lost.append("the place of a generator (pass data that can be read again)")
         self._read_ahead: Sequence[Any] | None = None
         self._begin: _Begin | None = None
-        self._reads_aside = self._calls_python = False
+        self._calls_python = False
         self._interval: Interval | None = None
         self._at_once = 1
         self._passed_before, self._passed = 0, 0
@@ -216,7 +218,6 @@ class Position:
         else:  # the number of batches does not depend on the number of workers
             self.facts["batch_size"] = adapter.batch_size
             self.facts["number of batches"] = adapter.num_batches
-        self._reads_aside = keras_compat.reads_aside(WrappedAdapter.innermost(adapter))
         self._length = adapter.num_batches
         batches = self._length if self._continues else None
         if batches is not None and batches != self._steps:
@@ -339,7 +340,7 @@ class Position:
         this method leaves them unchanged. `begin` has the states before the batches were read; None
         means the states that `epoch_begins` has stored.
         """
-        if self._reads_aside:
+        if keras_compat.reads_aside(WrappedAdapter.innermost(self._adapter)):
             before = begin or (self._begin["random"] if self._begin is not None else None)
             if before is not None and random_states.kept() != before:
                 return
@@ -487,10 +488,4 @@ def _objects_of(source: Any) -> list[object]:
     if keras_compat.is_torch_dataloader(source):
         generator = types.SimpleNamespace(generator=source.generator)
         return [source.dataset, *samplers_of(source), generator]
-    return []
-
-
-def _lost_of(source: Any) -> list[str]:
-    if keras_compat.is_torch_dataloader(source) and source.persistent_workers:
-        return ["what workers of a DataLoader draw (pass persistent_workers=False)"]
     return []

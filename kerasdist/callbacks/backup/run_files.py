@@ -35,7 +35,7 @@ from kerasdist.core.sharding import HeldShard
 from kerasdist.core.user_warnings import warn_user
 from kerasdist.errors import BackupError
 from kerasdist.job.handshake import JOB_ID
-from kerasdist.job.job import Job
+from kerasdist.job.job import Job, everyone
 
 # By folder of backups: how many calls of `fit` with this folder have ended in this process.
 _ENDED: Counter[Path] = Counter()
@@ -85,6 +85,7 @@ class RunFiles:
     def __post_init__(self) -> None:
         self._place = self.folder.resolve()
         self.in_parts = self.run is not None
+        self._job_of_parts = self.job if self.in_parts else None
         self.fit = _ENDED[self._place]
         self.refusal: str | None = None
         self.of_this_call = True
@@ -157,7 +158,7 @@ class RunFiles:
             except BackupError as error:
                 stored, self.refusal = None, str(error)
             chiefs = None if stored is None else stored.path.name
-            [name, *_] = self._gathered("a backup", chiefs)
+            [name, *_] = everyone(self._job_of_parts, "a backup", chiefs)
             if name is None:
                 return None
             path = self.folder / name if stored is None else stored.path
@@ -166,7 +167,7 @@ class RunFiles:
                 found = self._checked(stored or StoredFile(path))
             except _UNUSABLE as error:
                 complaint = str(error) or repr(error)
-            complaints = self._gathered("what is wrong with a backup", complaint)
+            complaints = everyone(self._job_of_parts, "what is wrong with a backup", complaint)
             if not any(complaints):
                 return found
             if stored is not None:
@@ -174,15 +175,10 @@ class RunFiles:
 
     def _checked(self, chiefs: StoredFile) -> StoredVariables:
         """Returns a backup after a check of some of its parts; other workers check other parts."""
-        job = self.job if self.in_parts else None
+        job = self._job_of_parts
         rank, workers = (0, 1) if job is None else (job.rank, job.num_workers)
-        variables.require_whole_parts(self.folder, variables.parts_of(chiefs.facts)[rank::workers])
+        variables.require_whole_parts(self.folder, chiefs.facts.get("parts", [])[rank::workers])
         return StoredVariables(chiefs, rank)
-
-    def _gathered(self, label: str, value: object) -> list[Any]:
-        if self.job is None or not self.in_parts:
-            return [value]
-        return self.job.all_gather_object(label, value)
 
     def begin_next(self) -> None:
         """Waits until the previous backup is on the disk, and increases the backup's number."""
@@ -204,8 +200,6 @@ class RunFiles:
             # No other run has the name `self.run`, so this part replaces no part of another backup.
             path = storage.path_of(self.folder, self.number, f"-{self.run}-part{rank}")
             own = variables.write_part(path, shards, self.mode)
-        except BackupError:
-            raise
         except OSError as caught:
             error = str(caught)
         told = self.job.gather_object("a part of a backup", [own, error])
@@ -234,8 +228,6 @@ class RunFiles:
         try:
             storage.write_file(path, facts, arrays, self.mode)
             self._remove_old(folder)
-        except BackupError:
-            raise
         except OSError as error:
             self._give_up(error, folder)
             return False

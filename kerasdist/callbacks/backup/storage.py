@@ -151,8 +151,6 @@ def write_file(
     except OSError as error:
         place = f", at the variable {one.path!r}" if isinstance(one, Unread) else ""
         read_along(other for _, other in left)
-        if isinstance(error, BackupError):
-            raise
         raise OSError(error.errno, f"{error.strerror}{place}, in", str(path)) from error
     return digest.hexdigest()
 
@@ -237,7 +235,7 @@ def _content(one: object, form: Sequence[Any]) -> np.ndarray:
     """Returns an array's bytes."""
     array = np.asarray(one.read() if isinstance(one, Unread) else one, order="C")
     if array.dtype.name != form[0] or array.nbytes != bytes_of(form):
-        raise BackupError(
+        raise ValueError(
             f"Expected an array of the form that the file's header has, {form}. Received: an array "
             f"of {array.dtype.name}, {list(array.shape)}. Change no variable while a backup is "
             "written."

@@ -21,7 +21,7 @@ import numpy as np
 
 from kerasdist import keras_compat
 from kerasdist.backends.base.interface import ReplicaSet
-from kerasdist.backends.base.model_trainer import trainer_of
+from kerasdist.backends.base.model_trainer import replicas_of, trainer_of
 from kerasdist.backends.base.variable_rules import is_on_read, is_sum_on_read
 from kerasdist.callbacks.backup import storage
 from kerasdist.callbacks.backup.encoding import filled
@@ -54,11 +54,6 @@ def write_part(
             shape = at.rows, at.end - at.begin
             arrays.append(Unread(np.dtype(one.dtype), shape, one.read, one.path))
     return [path.name, storage.write_file(path, {"shards": places}, arrays, mode)]
-
-
-def parts_of(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Returns the names and digests of a backup's parts, in the order of the workers' ranks."""
-    return [(name, digest) for name, digest in facts.get("parts", ())]
 
 
 def require_whole_parts(folder: Path, parts: Iterable[tuple[str, str]]) -> None:
@@ -102,7 +97,8 @@ class StoredVariables:
     def __init__(self, chiefs: StoredFile, rank: int = 0) -> None:
         """Stores the chief's file and the worker's rank. The chief checks that all shards exist."""
         self.chiefs = chiefs
-        self._parts = parts_of(chiefs.facts)
+        # The names and digests of the parts, in the order of the workers' ranks.
+        self._parts = chiefs.facts.get("parts", [])
         self._own = self._shards_in(self._parts[rank : rank + 1])
         for variable, form in enumerate(() if rank else chiefs.forms):
             if form is None:
@@ -119,11 +115,6 @@ class StoredVariables:
             for index, (variable, *place) in enumerate(file.facts["shards"]):
                 found.setdefault(variable, []).append((Region(*place), file, index))
         return found
-
-    @property
-    def numbers(self) -> range:
-        """The numbers of the arrays in the chief's file; the variables' numbers come first."""
-        return range(len(self.chiefs.forms))
 
     def whole(self, variable: int) -> np.ndarray:
         """Reads a whole variable."""
@@ -182,13 +173,9 @@ class StoredVariables:
 
 def variables_of(model: Any) -> list[keras.Variable]:
     """Returns the variables that training begins with: weights, seeds, optimizer, metrics."""
-    optimizer, own = model.optimizer, []
-    if optimizer is not None:  # a user's `train_step` may use other optimizers
-        if not optimizer.built:
-            optimizer.build(model.trainable_variables)
-        own = optimizer.variables
+    slots = keras_compat.slots_of(model)
     metrics = [one for metric in keras_compat.attached_metrics(model) for one in metric.variables]
-    return _without_doubles([*model.variables, *own, *metrics])
+    return _without_doubles([*model.variables, *slots, *metrics])
 
 
 def _without_doubles(variables: Iterable[keras.Variable]) -> list[keras.Variable]:
@@ -287,8 +274,10 @@ def with_arrays(
     In the chief's file these arrays follow the arrays of the `count` variables. All workers must
     call this function. `stored` is None on workers that do not see the backup.
     """
-    own = [] if stored is None else map(stored.chiefs.array, stored.numbers[count:])
-    arrays = broadcast_arrays(model, list(own), facts["arrays"])
+    own: list[np.ndarray] = []
+    if stored is not None:
+        own = [stored.chiefs.array(number) for number in range(count, len(stored.chiefs.forms))]
+    arrays = broadcast_arrays(model, own, facts["arrays"])
     return filled(facts, [None] * count + arrays)
 
 
@@ -305,14 +294,13 @@ def restore(
     one after another. If all workers see the files, each worker reads its own shards. Otherwise the
     chief sends whole variables.
     """
-    trainer = trainer_of(model)
-    if trainer is None or not trainer.replicas.divides_state:
+    replicas = replicas_of(model)
+    if replicas is None or not replicas.divides_state:
         if stored is not None:
             for number, variable in variables:
                 variable.assign(stored.whole(number))
         broadcast(model, [variable for _, variable in variables])
         return
-    replicas = trainer.replicas
     replicas.initial_broadcast.ensure()
     for number, variable in variables:
         if stored is None or not seen_by_all:
@@ -351,8 +339,7 @@ def broadcast_arrays(
         raw[:] = np.frombuffer(b"".join(array.tobytes() for array in arrays), np.uint8)
     with trainer.strategy.scope():
         carrier = keras.Variable(raw, dtype="uint8", trainable=False, name="backup")
-    trainer.replicas.initial_broadcast.ensure()
-    trainer.replicas.equalize([carrier])
+    trainer.replicas.initial_broadcast.ensure()  # gives the new variable the chief's value
     received = np.asarray(ops.convert_to_numpy(carrier))
     parts = np.split(received, np.cumsum(sizes)[:-1])
     return [

@@ -102,7 +102,7 @@ def test_arrays_are_read_one_by_one_while_they_are_written(folder):
 
 def test_a_variable_that_changes_its_form_meanwhile_is_an_error(folder):
     later = Unread(np.dtype("float32"), (4,), lambda: np.ones(3, "float32"))
-    with pytest.raises(BackupError, match=r"Expected .*\[4\]\]\. Received: .*\[3\]\. Change no"):
+    with pytest.raises(ValueError, match=r"Expected .*\[4\]\]\. Received: .*\[3\]\. Change no"):
         backups.write(folder, 1, {}, [later])
     assert list(folder.iterdir()) == []
 

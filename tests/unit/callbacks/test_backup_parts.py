@@ -99,7 +99,7 @@ def test_a_spoilt_part_is_refused(tmp_path, monkeypatch, spoil, complaint):
     written(tmp_path, number=2)
     monkeypatch.undo()
     path = written(tmp_path)
-    parts = variables.parts_of(storage.read(path).facts)
+    parts = storage.read(path).facts["parts"]
     variables.require_whole_parts(tmp_path, parts)
     spoil(tmp_path / parts[1][0])
     variables.require_whole_parts(tmp_path, parts[:1])

@@ -31,13 +31,13 @@ from kerasdist import keras_compat
 from kerasdist.callbacks.model_checkpoint import BackgroundFile
 
 class Slow(keras_compat.Snapshot):
-    def write(self, path):
+    def _write(self, path):
         with open(path, "w") as file:
             file.write("half")
             file.flush()
             time.sleep(0.5)
             {within}
-        super().write(path)
+        super()._write(path)
 
 model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
 file = BackgroundFile()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -88,8 +87,7 @@ class WorkerPlacement(Placement):
     def together(self, work: str, fact: Callable[[], Any]) -> Generator[bool]:
         """Waits until all workers begin `work`; yields whether `fact()` is equal on all workers."""
         with self._job.translating_failures(work):
-            digest = hashlib.sha256(repr(fact()).encode()).hexdigest()
-            yield not any(self._job.compare_objects(work, digest))
+            yield self._job.all_have_one(work, fact())
 
     def chiefs(self, work: str, fact: Mapping[str, object], value: Any) -> Any:
         """Returns the chief's value. All workers must call this, with the same work and fact."""

@@ -210,7 +210,7 @@ def _meet(work: str, variable: keras.Variable, checksum: int = 0) -> bool:
     job = current_job()
     assert job is not None  # state of a single process is never sharded
     label = f"{work} of the sharded variable {unnumbered(variable.path)!r}"
-    return len(set(job.all_gather_object(label, checksum))) == 1
+    return job.all_have_one(label, checksum)
 
 
 @torch.no_grad()

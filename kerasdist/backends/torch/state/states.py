@@ -10,15 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
-
-def random_state() -> str:
-    """Returns, as text, the state of torch's generator on the host, from which samplers draw."""
-    return torch.get_rng_state().numpy().tobytes().hex()
-
-
-def set_random_state(state: str) -> None:
-    """Restores the state of torch's generator on the host."""
-    torch.set_rng_state(_tensor(state))
+GENERATOR = torch.default_generator
+"""Torch's generator on the host, from which samplers draw."""
 
 
 def seed(number: int) -> None:
