@@ -10,9 +10,9 @@ import keras
 
 from kerasdist.api.options import CommunicationOptions
 from kerasdist.core.user_warnings import warn_user
-from kerasdist.errors import DisagreementError, ShapeError, UnsupportedError
+from kerasdist.errors import DisagreementError, JobError, ShapeError, UnsupportedError
 from kerasdist.job.comparison import NAMED
-from kerasdist.job.job import current_job
+from kerasdist.job.job import Job, current_job
 
 
 def check_summable(dtype: str) -> None:
@@ -37,6 +37,16 @@ def differing_assignment(variable: keras.Variable) -> DisagreementError:
         f"{place}Expected all workers to assign the same value to a sharded variable, of which "
         f"each holds a part. Received: values that differ for {variable.path!r}. Load weights on "
         "all workers, and let callbacks assign the same values on all workers."
+    )
+
+
+def started_too_early(job: Job, framework: str) -> JobError:
+    """Returns the error for a framework that has started before it can join the other workers."""
+    return JobError(
+        f"{job.who} Expected the job's strategy before {framework} starts, so that it can join the "
+        f"other workers. Received: {framework} has made a tensor, or has looked for its devices, "
+        "already. Make the strategy at the top of the script, before any model, tensor or random "
+        "seed."
     )
 
 

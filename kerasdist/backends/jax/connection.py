@@ -22,6 +22,7 @@ from typing import Any, final
 
 import jax
 
+from kerasdist.backends.base.checks import started_too_early
 from kerasdist.errors import JobError
 from kerasdist.job import listening
 from kerasdist.job.job import Job
@@ -78,11 +79,7 @@ def connect(job: Job, gpus: Sequence[int] | None = None) -> None:
     except RuntimeError as error:
         if _TOO_LATE in str(error):
             # JAX's own traceback is left out, because it says no more than this error.
-            raise JobError(
-                f"{job.who} Expected the job's strategy before JAX starts. Received: JAX has made "
-                "an array, or has looked for its devices, already. Make the strategy at the top of "
-                "the script, before arrays, models and random seeds."
-            ) from None
+            raise started_too_early(job, "JAX") from None
         raise JobError(
             f"{job.who} Expected to connect JAX with the chief at {service}. Received: "
             f"{str(error).rstrip('.')}. Make the chief's port reachable from this machine."
