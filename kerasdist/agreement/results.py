@@ -10,7 +10,6 @@ elements.
 from __future__ import annotations
 
 import gc
-import hashlib
 import math
 import re
 import weakref
@@ -204,7 +203,7 @@ _CHARACTERS = 300
 
 def digest_of(program: str) -> str:
     """Returns a digest of a compiled program's text; equal programs have equal digests."""
-    return hashlib.sha256("\n".join(_lines(program)).encode()).hexdigest()
+    return comparison.digest(_lines(program))
 
 
 def _lines(program: str) -> list[str]:

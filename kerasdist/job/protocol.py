@@ -6,11 +6,9 @@ other.
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import socket
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, final
@@ -71,16 +69,6 @@ def unpacked(body: bytes) -> Any:
         return json.loads(body)
     except (ValueError, RecursionError) as error:
         raise MalformedError("not a kerasdist worker: its message is no JSON") from error
-
-
-def compressed(value: object) -> str:
-    """Returns a value as compressed text, for long values that all workers get."""
-    return base64.b85encode(zlib.compress(json.dumps(value).encode())).decode()
-
-
-def decompressed(text: str) -> Any:
-    """Returns the value of a `compressed` text."""
-    return json.loads(zlib.decompress(base64.b85decode(text)))
 
 
 def receive(connection: socket.socket, most: int = FRAME_BYTES) -> Any:
