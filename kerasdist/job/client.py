@@ -18,14 +18,12 @@ from kerasdist.job.handshake import Credentials
 from kerasdist.job.listening import address_in
 from kerasdist.job.protocol import Facts, Timeouts
 
-# The error for each kind of failure.
+# The error for each kind of failure; `JobError` for other kinds.
 _FAILURES = {
     "lost": WorkerLostError,
     "interrupted": WorkerLostError,
     "left early": WorkerLostError,
     "disagree": DisagreementError,
-    "too large": JobError,
-    "refused": JobError,
 }
 
 # How many seconds a new connection waits for the chief's first message: the first wait, and the
@@ -169,7 +167,7 @@ class Client:
         with self._changed:
             if self.failure is None and not self.closed:
                 self.failure_kind = kind
-                self.failure = _FAILURES[kind](f"{self.who} {why}.")
+                self.failure = _FAILURES.get(kind, JobError)(f"{self.who} {why}.")
             self._changed.notify_all()
 
     def _connected(self, host: str, port: int, credentials: Credentials) -> socket.socket:
