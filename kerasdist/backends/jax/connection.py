@@ -59,9 +59,7 @@ def connect(job: Job, gpus: Sequence[int] | None = None) -> None:
         # would end the process without an error.
         job.own_port()
     else:
-        relay = Relay(service, job.timeouts.join)
-        way = relay.address
-        job.at_leave(relay.close)  # `at_leave` runs in reverse order, so JAX disconnects first
+        way = Relay(service, job.timeouts.join).address
     try:
         jax.distributed.initialize(
             coordinator_address=way,
@@ -108,7 +106,8 @@ def check_way_back(job: Job) -> None:
 class Relay:
     """Passes bytes between JAX's client in this process and a server.
 
-    If the server closes its connection, the relay keeps the client's connection open.
+    If the server closes its connection, the relay keeps the client's connection open. The relay
+    listens until the process ends.
 
     Attributes:
         address: ``host:port``, to which JAX connects in place of the server.
@@ -123,16 +122,9 @@ class Relay:
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
         _start(self._listen)
 
-    def close(self) -> None:
-        """Stops accepting connections."""
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits in `accept`
-        self._listener.close()
-
     def _listen(self) -> None:
-        with contextlib.suppress(OSError):  # `close` was called
-            while True:
-                _start(self._serve, self._listener.accept()[0])
+        while True:  # until the process ends
+            _start(self._serve, self._listener.accept()[0])
 
     def _serve(self, client: socket.socket) -> None:
         with client:

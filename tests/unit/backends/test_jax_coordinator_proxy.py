@@ -18,10 +18,9 @@ SECONDS = 60
 
 @contextlib.contextmanager
 def connected(address, patience=SECONDS):
-    with contextlib.closing(Relay(address, patience)) as relay:
-        host, port = relay.address.split(":")
-        with socket.create_connection((host, int(port)), timeout=SECONDS) as client:
-            yield client
+    host, port = Relay(address, patience).address.split(":")
+    with socket.create_connection((host, int(port)), timeout=SECONDS) as client:
+        yield client
 
 
 @contextlib.contextmanager
