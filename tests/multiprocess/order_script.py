@@ -74,8 +74,7 @@ class Training:
         for variable, value in zip(self.variables, self.start, strict=True):
             variable.assign(value)
         before = recorded()
-        options = {"batch_size": BATCH, "shuffle": False, "verbose": 0}
-        history = self.model.fit(X, Y, **options).history
+        history = self.model.fit(X, Y, batch_size=BATCH, shuffle=False, verbose=0).history
         issued = recorded() - before
         return [*map(np.array, history.values()), *self.values()], issued
 
