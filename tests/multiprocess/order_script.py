@@ -80,7 +80,6 @@ class Training:
 
 
 def recorded():
-    """How many collectives this worker has recorded."""
     return JOB.collectives.taken + len(JOB.collectives._entries)
 
 

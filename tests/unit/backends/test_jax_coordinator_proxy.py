@@ -16,11 +16,9 @@ from kerasdist.errors import JobError
 SECONDS = 60
 
 
-@contextlib.contextmanager
 def connected(address, patience=SECONDS):
     host, port = Relay(address, patience).address.split(":")
-    with socket.create_connection((host, int(port)), timeout=SECONDS) as client:
-        yield client
+    return socket.create_connection((host, int(port)), timeout=SECONDS)
 
 
 @contextlib.contextmanager
