@@ -89,14 +89,13 @@ class FirstBatches:
     def _noted(self, batches: Iterator[Any]) -> Iterator[Any]:
         for number, batch in enumerate(batches):
             if number == 0:
-                self._waiting = beginnings(batch)
-                named = self.name(batch)
+                named = self.begin(batch)
             self.note([_checksum(leaf, number) for leaf in flatten(batch)[:named]])
             yield batch
 
-    def name(self, batch: Any) -> int:
-        """Records that an iteration begins; returns how many arrays of the batch have names."""
-        names = names_of(batch)
+    def begin(self, batch: Any) -> int:
+        """Records the first batch of an iteration; returns how many of its arrays have names."""
+        self._waiting, names = beginnings(batch), names_of(batch)
         self._names[len(names)] = names
         for name in names:
             self._begins.setdefault(name, []).append(len(self._checksums.get(name, ())))
@@ -183,17 +182,13 @@ class FirstBatches:
 
         All workers must call this method before a step.
         """
-        if self._waiting is not None:
-            waiting, self._waiting = self._waiting, None
-            self.require_equal(waiting)
-
-    def require_equal(self, beginning: Sequence[Beginning]) -> None:
-        """Checks that all workers have read the same batch. All workers must call this method."""
-        job, own = self._job, list(beginning)
-        if job is None or not self._wanted or job.all_have_one("first batch of a dataset", own):
+        own, self._waiting, job = self._waiting, None, self._job
+        if own is None or job is None or not self._wanted:
             return
-        read = {one.name: [one.shown] for one in own}
-        self._require_equal(read, {}, "the next step", [one.name for one in own if one.has_order])
+        if not job.all_have_one("first batch of a dataset", own):
+            read = {one.name: [one.shown] for one in own}
+            ordered = [one.name for one in own if one.has_order]
+            self._require_equal(read, {}, "the next step", ordered)
 
 
 def _forms(report: Report) -> list[str]:

@@ -10,7 +10,6 @@ elements.
 from __future__ import annotations
 
 import gc
-import hashlib
 import math
 import re
 import weakref
@@ -204,7 +203,7 @@ _CHARACTERS = 300
 
 def digest_of(program: str) -> str:
     """Returns a digest of a compiled program's text; equal programs have equal digests."""
-    return hashlib.sha256("\n".join(_lines(program)).encode()).hexdigest()
+    return comparison.digest(_lines(program))
 
 
 def _lines(program: str) -> list[str]:
@@ -249,11 +248,11 @@ class InitialBroadcast:
         """Starts with no variables; `equalize` gives variables the chief's values."""
         self._job = job
         self._equalize = equalize
-        self._new: list[weakref.ref[Any]] = []
+        self._new = weakref.WeakValueDictionary[int, Any]()  # by the variables' ids
 
     def add(self, variable: keras.Variable) -> None:
         """Adds a new variable; all workers must make the same variables in the same order."""
-        self._new.append(weakref.ref(variable))
+        self._new[id(variable)] = variable
 
     def waiting(self) -> list[Any]:
         """Returns the variables to which `ensure` will give the chief's values."""
@@ -266,8 +265,8 @@ class InitialBroadcast:
         job = self._job
         if job is None or not self._new or not (ready := self.waiting()):
             return
-        done = set(map(id, ready))
-        self._new = [known for known in self._new if id(known()) not in done]
+        for one in ready:
+            del self._new[id(one)]
         facts: dict[str, Any] = {"number of variables": len(ready)}
         facts |= {
             f"variable {number}": f"{unnumbered(one.path)} {tuple(one.shape)} {one.dtype}"
@@ -284,9 +283,7 @@ class InitialBroadcast:
 
     def _ready(self) -> list[Any]:
         """Returns the variables that still exist and have values."""
-        alive = [one for one in (known() for known in self._new) if one is not None]
-        self._new = list(map(weakref.ref, alive))
-        return [one for one in alive if keras_compat.stored_value(one) is not None]
+        return [one for one in self._new.values() if keras_compat.stored_value(one) is not None]
 
 
 def unnumbered(path: str) -> str:

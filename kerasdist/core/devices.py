@@ -61,18 +61,13 @@ def _hint(name: object) -> str:
 
 def parse_devices(names: Any) -> tuple[Device, ...]:
     """Returns the devices that names stand for, in order; refuses an empty list and duplicates."""
-    if isinstance(names, int):
-        raise DeviceError(
-            f"Expected a list of the names of devices. Received: devices={names!r}. For "
-            f"{names} replicas name {names} devices: "
-            f"{[f'gpu:{index}' for index in range(min(names, 2))]}, or of another kind."
-        )
     if isinstance(names, str | Device):
         names = [names]
     if not isinstance(names, Iterable):
         raise DeviceError(
-            f"Expected a list of the names of devices. Received: devices={names!r:.200}. Name "
-            "them, such as ['gpu:0', 'gpu:1'], or pass None for all devices of this machine."
+            f"Expected a list of the names of devices. Received: devices={names!r:.200}. For 2 "
+            "replicas name 2 devices: ['gpu:0', 'gpu:1'], or of another kind; or pass None for all "
+            "devices of this machine."
         )
     devices = tuple(map(parse_device, cast("Iterable[Any]", names)))
     if not devices:

@@ -18,14 +18,12 @@ from kerasdist.job.handshake import Credentials
 from kerasdist.job.listening import address_in
 from kerasdist.job.protocol import Facts, Timeouts
 
-# The error for each kind of failure.
+# The error for each kind of failure; `JobError` for other kinds.
 _FAILURES = {
     "lost": WorkerLostError,
     "interrupted": WorkerLostError,
     "left early": WorkerLostError,
     "disagree": DisagreementError,
-    "too large": JobError,
-    "refused": JobError,
 }
 
 # How many seconds a new connection waits for the chief's first message: the first wait, and the
@@ -169,7 +167,7 @@ class Client:
         with self._changed:
             if self.failure is None and not self.closed:
                 self.failure_kind = kind
-                self.failure = _FAILURES[kind](f"{self.who} {why}.")
+                self.failure = _FAILURES.get(kind, JobError)(f"{self.who} {why}.")
             self._changed.notify_all()
 
     def _connected(self, host: str, port: int, credentials: Credentials) -> socket.socket:
@@ -198,35 +196,33 @@ class Client:
             while not self.closed:
                 message = protocol.receive(self._socket)
                 self._heard = self._beats
-                match message["type"]:
-                    case "met":
-                        values = message["values"]
-                        runs = [[values[index]] * count for index, count in message["runs"]]
-                        with self._changed:
-                            key = message["channel"], message["number"]
-                            self._results[key] = list(itertools.chain.from_iterable(runs))
-                            self._changed.notify_all()
-                    case "roster":
-                        with self._changed:
-                            self.roster = message
-                            self._changed.notify_all()
-                    case "asked":
-                        with self._changed:
-                            self._is_asked = True
-                            self._send({"type": "next", "place": self._next_place})
-                    case "meet at":
-                        with self._changed:
-                            self._meeting_place = message["place"]
-                            self._changed.notify_all()
-                    case "refused":
-                        self.fail("refused", message["why"])
-                    case "failure":
-                        self.fail(message["kind"], message["why"])
-                    # other messages are only signs of life
+                with self._changed:
+                    self._hear(message)
+                    self._changed.notify_all()
         except OSError as error:
             self.fail("lost", f"the chief, worker 0, is lost: {error}: it was killed or has ended")
         finally:
             self._socket.close()
+
+    def _hear(self, message: Any) -> None:
+        match message["type"]:
+            case "met":
+                values = message["values"]
+                runs = [[values[index]] * count for index, count in message["runs"]]
+                key = message["channel"], message["number"]
+                self._results[key] = list(itertools.chain.from_iterable(runs))
+            case "roster":
+                self.roster = message
+            case "asked":
+                self._is_asked = True
+                self._send({"type": "next", "place": self._next_place})
+            case "meet at":
+                self._meeting_place = message["place"]
+            case "refused":
+                self.fail("refused", message["why"])
+            case "failure":
+                self.fail(message["kind"], message["why"])
+            # other messages are only signs of life
 
     def _beat(self) -> None:
         limit = self._timeouts.heartbeat

@@ -70,11 +70,6 @@ class CollectiveLog:
         self.taken = 0
         self._entries: list[str] = []
 
-    @property
-    def count(self) -> int:
-        """How many collectives this worker has recorded."""
-        return self.taken + len(self._entries)
-
     def record(self, kind: str, what: str) -> None:
         """Records a collective that is about to start.
 

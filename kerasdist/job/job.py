@@ -65,7 +65,6 @@ class Job:
         self.is_chief = membership.is_chief
         self.timeouts = timeouts
         self._coordinator: Coordinator | None = None
-        self._addresses = membership.addresses
         self._numbers = defaultdict[str, Iterator[int]](itertools.count)
         self._at_leave: list[Callable[[], None]] = []
         self._failing_exit: tuple[str, int] | None = None
@@ -108,10 +107,10 @@ class Job:
         Only the chief receives the addresses one by one; it compresses them once for all other
         workers.
         """
-        if not self._addresses:
-            compressed = self.choose("addresses of workers", self.address, protocol.compressed)
-            self._addresses = tuple(protocol.decompressed(compressed))
-        return self._addresses
+        if self.membership.addresses:
+            return self.membership.addresses
+        compressed = self.choose("addresses of workers", self.address, protocol.compressed)
+        return tuple(protocol.decompressed(compressed))
 
     def workers_a_host(self) -> int:
         """Returns how many workers each machine has. All workers must call this method.
@@ -247,10 +246,15 @@ class Job:
             raise error
         for rank, what in enumerate(everyone):
             if what is not None:
-                raise failure(
-                    f"{self.who} Expected all workers to do this: {label}. Received: an error on "
-                    f"worker {rank}: {what}. The output of that worker shows the whole error."
-                )
+                work = f"all workers to do this: {label}"
+                raise failure(self._said_elsewhere(work, rank, what))
+
+    def _said_elsewhere(self, work: str, rank: int, error: str) -> str:
+        """Returns the message of an error for work that has failed on another worker."""
+        return (
+            f"{self.who} Expected {work}. Received: an error on worker {rank}: {error}. The output "
+            "of that worker shows the whole error."
+        )
 
     def assert_equal(self, label: str, facts: Facts, advice: str = _ADVICE) -> None:
         """Raises DisagreementError if facts differ between workers. All workers must call it.
@@ -288,10 +292,8 @@ class Job:
         with self.translating_failures(f"save to {path}"):
             outcome = self._client.written_by_chief(path)
         if "error" in outcome:
-            raise WorkerLostError(
-                f"{self.who} Expected worker 0 to save the model for all workers. Received: "
-                f"path={path!r}, with {outcome['error']}. The error is in the output of worker 0."
-            )
+            work = f"worker 0 to save the model for all workers, to {path!r}"
+            raise WorkerLostError(self._said_elsewhere(work, 0, outcome["error"]))
         if not outcome:
             return False
         modified = outcome["modified"]

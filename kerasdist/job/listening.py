@@ -135,7 +135,20 @@ class HeldPort:
     """
 
     def __init__(self, *, loopback: bool, port: int = 0) -> None:
-        self._socket = _bound(loopback=loopback, port=port)
+        dual = not loopback and socket.has_dualstack_ipv6()
+        self._socket = socket.socket(socket.AF_INET6 if dual else socket.AF_INET)
+        try:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            if dual:
+                self._socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+            self._socket.bind(("127.0.0.1" if loopback else "", port))
+        except OSError as error:
+            self._socket.close()
+            raise JobError(
+                f"Expected port {port} of this machine to be free, for the framework's own server. "
+                f"Received: {error}. End the process that has it, or give this worker another "
+                "address."
+            ) from error
         self.number: int = self._socket.getsockname()[1]
 
     def listening(self) -> int:
@@ -146,23 +159,6 @@ class HeldPort:
     def release(self) -> None:
         """Closes the socket; a framework's server that listens on the port keeps the port."""
         self._socket.close()
-
-
-def _bound(*, loopback: bool, port: int) -> socket.socket:
-    dual = not loopback and socket.has_dualstack_ipv6()
-    bound = socket.socket(socket.AF_INET6 if dual else socket.AF_INET)
-    try:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        if dual:
-            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        bound.bind(("127.0.0.1" if loopback else "", port))
-    except OSError as error:
-        bound.close()
-        raise JobError(
-            f"Expected port {port} of this machine to be free, for the framework's own server. "
-            f"Received: {error}. End the process that has it, or give this worker another address."
-        ) from error
-    return bound
 
 
 # Linux's request for the address of an interface, and the offset of the answer (netdevice(7)).

@@ -15,6 +15,7 @@ from typing import final
 from kerasdist import config
 from kerasdist.backends.base.interface import Backend
 from kerasdist.cluster import detection, kerasdist_variables
+from kerasdist.cluster.resolver import ClusterResolver
 from kerasdist.core import gpus
 from kerasdist.core.devices import GPU_BUILDS, Device, check_available, parse_devices
 from kerasdist.core.user_warnings import warn_user
@@ -31,10 +32,7 @@ def require_no_other_workers(strategy: str) -> None:
     """
     if current_job() is not None or processes.are_started_by_script():
         return
-    try:
-        resolver = detection.detect()
-    except UnsupportedError:  # an evaluator or a parameter server, which is no worker
-        return
+    resolver = detect_workers()
     if resolver is not None:
         place = resolver.membership()
         raise JobError(
@@ -44,6 +42,14 @@ def require_no_other_workers(strategy: str) -> None:
             "all data. Use kerasdist.MultiWorkerMirroredStrategy() or kerasdist.auto(). If the "
             f"workers are to be independent, set the variable {kerasdist_variables.CLUSTER}=none."
         )
+
+
+def detect_workers() -> ClusterResolver | None:
+    """Returns `kerasdist.cluster.detect`; None for an evaluator or a parameter server, too."""
+    try:
+        return detection.detect()
+    except UnsupportedError:
+        return None
 
 
 def chosen_devices(

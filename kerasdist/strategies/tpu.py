@@ -15,14 +15,13 @@ import numpy as np
 from kerasdist.api.strategy import Strategy
 from kerasdist.backends import registry
 from kerasdist.backends.base.interface import Backend, ReplicaOptions, ReplicaSet
-from kerasdist.cluster.detection import detect
 from kerasdist.cluster.resolver import ClusterResolver
 from kerasdist.cluster.source import Membership
 from kerasdist.core.earlier_names import refuse_arguments, resolve
 from kerasdist.core.partitions import DeviceAssignment, DeviceOrderMode, Topology
 from kerasdist.errors import DeviceError, UnsupportedError
 from kerasdist.strategies.arguments import ShardingOption, checked_resolver, replica_options
-from kerasdist.strategies.choice import chosen_devices
+from kerasdist.strategies.choice import chosen_devices, detect_workers
 from kerasdist.strategies.multi_worker import replicas_of_job
 from kerasdist.training import hooks
 
@@ -171,12 +170,7 @@ class TPUStrategy(Strategy):
 
 
 def _resolver(given: object) -> ClusterResolver | None:
-    if isinstance(given, ClusterResolver):
-        return given
-    try:
-        return detect()
-    except UnsupportedError:  # an evaluator or a parameter server, which is no worker
-        return None
+    return given if isinstance(given, ClusterResolver) else detect_workers()
 
 
 def _replicas(

@@ -42,7 +42,7 @@ def test_a_missing_gpu_is_named():
     ("devices", "hint"),
     [
         (2, "devices=2. For 2 replicas name 2 devices: ['gpu:0', 'gpu:1']"),
-        (2.5, "devices=2.5. Name them, such as ['gpu:0', 'gpu:1'], or pass None"),
+        (2.5, "devices=2.5. For 2 replicas name 2 devices: ['gpu:0', 'gpu:1']"),
         ([0, 1], "device=0. Did you mean 'gpu:0'?"),
         ("cpu:0,cpu:1", "Give a list: ['cpu:0', 'cpu:1']."),
         ("gpu:0, gpu:1", "Give a list: ['gpu:0', 'gpu:1']."),

@@ -10,9 +10,15 @@ import keras
 
 from kerasdist.api.options import CommunicationOptions
 from kerasdist.core.user_warnings import warn_user
-from kerasdist.errors import DisagreementError, ReplicaError, ShapeError, UnsupportedError
+from kerasdist.errors import (
+    DisagreementError,
+    JobError,
+    ReplicaError,
+    ShapeError,
+    UnsupportedError,
+)
 from kerasdist.job.comparison import NAMED
-from kerasdist.job.job import current_job
+from kerasdist.job.job import Job, current_job
 
 
 def check_summable(dtype: str) -> None:
@@ -46,6 +52,16 @@ def differing_calls(received: str) -> ReplicaError:
         f"Expected all replicas to do the same at the same time. Received: {received}. Replicas "
         "differ in their batch only: a branch that depends on the data must not decide whether "
         "they call the optimizer, a metric or a collective, nor with which shapes and variables."
+    )
+
+
+def started_too_early(job: Job, framework: str) -> JobError:
+    """Returns the error for a framework that has started before it can join the other workers."""
+    return JobError(
+        f"{job.who} Expected the job's strategy before {framework} starts, so that it can join the "
+        f"other workers. Received: {framework} has made a tensor, or has looked for its devices, "
+        "already. Make the strategy at the top of the script, before any model, tensor or random "
+        "seed."
     )
 
 

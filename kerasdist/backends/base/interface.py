@@ -28,7 +28,7 @@ from kerasdist.backends.base.trial import Trial
 from kerasdist.core import gpus
 from kerasdist.core.devices import ACCELERATORS, Device
 from kerasdist.core.sharding import HeldShard, Offload
-from kerasdist.errors import UnsupportedError
+from kerasdist.errors import DeviceError, UnsupportedError
 from kerasdist.job.job import Job
 from kerasdist.keras_compat import ops
 
@@ -102,15 +102,37 @@ class Backend(abc.ABC):
         """
         return None
 
-    @abc.abstractmethod
     def prepare_cpu_devices(self, count: int) -> None:
-        """Makes `count` logical CPU devices; must be called before the framework starts.
+        """Makes `count` logical CPU devices, unless there are as many already.
 
         Args:
             count: The number of devices, at least 1.
 
         Raises:
             DeviceError: If the framework has already started with fewer devices.
+        """
+        try:
+            self.make_cpu_devices(count)
+        except RuntimeError as error:
+            there = len(self.devices("cpu"))
+            if there < count:
+                raise DeviceError(
+                    f"Expected {count} CPU devices, or a {self.name} that has not started yet, so "
+                    f"that they can be made. Received: devices={there}. Call "
+                    f"kerasdist.config.set_logical_cpu_devices({count}), or make the strategy, at "
+                    "the top of the script: before the first model, tensor or random seed. Or set "
+                    f"KERASDIST_CPU_DEVICES={count}."
+                ) from error
+
+    @abc.abstractmethod
+    def make_cpu_devices(self, count: int) -> None:
+        """Makes `count` logical CPU devices, unless there are as many already.
+
+        Args:
+            count: The number of devices, at least 1.
+
+        Raises:
+            RuntimeError: If the framework has already started, so that it can make no devices.
         """
 
     @abc.abstractmethod

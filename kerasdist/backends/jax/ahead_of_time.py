@@ -217,7 +217,7 @@ class PlanningBackend(JaxBackend):
         """Returns the device names that a script may use."""
         return tuple(Device(kind, i) for i in range(max(_NAMED_DEVICES, len(self._described))))
 
-    def prepare_cpu_devices(self, count: int) -> None:
+    def make_cpu_devices(self, count: int) -> None:
         """Does nothing, because a planned script may name any devices."""
 
     def uses_gpus(self) -> None:

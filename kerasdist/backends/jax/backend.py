@@ -32,7 +32,7 @@ from kerasdist.backends.jax.mesh.gathers import inner_programs
 from kerasdist.backends.jax.mesh.layout import Layout
 from kerasdist.cluster import kerasdist_variables
 from kerasdist.core.devices import Device
-from kerasdist.errors import DeviceError, JobError, UnsupportedError
+from kerasdist.errors import JobError, UnsupportedError
 from kerasdist.job.job import Job, current_job
 
 # `_config` has the type Any, because JAX adds the settings to `jax.config`'s class at run time.
@@ -87,29 +87,16 @@ class JaxBackend(Backend):
         """
         return coordinates_of(jax.devices(kind)) if kind == "tpu" else None
 
-    def prepare_cpu_devices(self, count: int) -> None:
-        """Makes JAX have at least `count` CPU devices.
-
-        Raises a DeviceError if JAX has already started with fewer CPU devices.
-        """
+    def make_cpu_devices(self, count: int) -> None:
+        """Makes JAX have at least `count` CPU devices."""
         # NPROC is the number of XLA's threads. With too few threads JAX can deadlock; the docstring
         # of `_wait_sometimes` in mesh/placement.py explains why. In an eager step the host starts
         # hundreds of programs without waiting, so a machine with few cores needs more threads than
         # cores.
         os.environ.setdefault("NPROC", str(max(os.cpu_count() or 1, 4 * count)))
-        if _config.jax_num_cpu_devices >= count:
-            return  # a later strategy on fewer devices must not reduce the number
-        try:
+        # A later strategy on fewer devices must not reduce the number.
+        if _config.jax_num_cpu_devices < count:
             jax.config.update("jax_num_cpu_devices", count)
-        except RuntimeError as error:  # JAX has started and cannot make more devices
-            available = len(_local_devices("cpu"))
-            if available < count:
-                raise DeviceError(
-                    f"Expected JAX to have {count} CPU devices, or not to have started yet. "
-                    f"Received: cpu_devices={available}, and JAX has started. Call "
-                    "kerasdist.config.set_logical_cpu_devices(n), or make the strategy, before the "
-                    "first array, model or random seed is made, or set KERASDIST_CPU_DEVICES=n."
-                ) from error
 
     def uses_gpus(self) -> bool | None:
         """Returns whether a GPU plug-in is installed; None if JAX's settings choose the devices."""

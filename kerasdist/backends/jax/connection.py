@@ -22,6 +22,7 @@ from typing import Any, final
 
 import jax
 
+from kerasdist.backends.base.checks import started_too_early
 from kerasdist.errors import JobError
 from kerasdist.job import listening
 from kerasdist.job.job import Job
@@ -58,9 +59,7 @@ def connect(job: Job, gpus: Sequence[int] | None = None) -> None:
         # would end the process without an error.
         job.own_port()
     else:
-        relay = Relay(service, job.timeouts.join)
-        way = relay.address
-        job.at_leave(relay.close)  # `at_leave` runs in reverse order, so JAX disconnects first
+        way = Relay(service, job.timeouts.join).address
     try:
         jax.distributed.initialize(
             coordinator_address=way,
@@ -78,11 +77,7 @@ def connect(job: Job, gpus: Sequence[int] | None = None) -> None:
     except RuntimeError as error:
         if _TOO_LATE in str(error):
             # JAX's own traceback is left out, because it says no more than this error.
-            raise JobError(
-                f"{job.who} Expected the job's strategy before JAX starts. Received: JAX has made "
-                "an array, or has looked for its devices, already. Make the strategy at the top of "
-                "the script, before arrays, models and random seeds."
-            ) from None
+            raise started_too_early(job, "JAX") from None
         raise JobError(
             f"{job.who} Expected to connect JAX with the chief at {service}. Received: "
             f"{str(error).rstrip('.')}. Make the chief's port reachable from this machine."
@@ -111,7 +106,8 @@ def check_way_back(job: Job) -> None:
 class Relay:
     """Passes bytes between JAX's client in this process and a server.
 
-    If the server closes its connection, the relay keeps the client's connection open.
+    If the server closes its connection, the relay keeps the client's connection open. The relay
+    listens until the process ends.
 
     Attributes:
         address: ``host:port``, to which JAX connects in place of the server.
@@ -126,16 +122,9 @@ class Relay:
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
         _start(self._listen)
 
-    def close(self) -> None:
-        """Stops accepting connections."""
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits in `accept`
-        self._listener.close()
-
     def _listen(self) -> None:
-        with contextlib.suppress(OSError):  # `close` was called
-            while True:
-                _start(self._serve, self._listener.accept()[0])
+        while True:  # until the process ends
+            _start(self._serve, self._listener.accept()[0])
 
     def _serve(self, client: socket.socket) -> None:
         with client:

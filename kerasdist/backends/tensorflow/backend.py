@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, final
 import keras
 import tensorflow as tf
 
+from kerasdist.backends.base.checks import started_too_early
 from kerasdist.backends.base.interface import Backend, Event, Profiler, ReplicaOptions, ReplicaSet
 from kerasdist.backends.tensorflow.internals import XPLANE
 from kerasdist.backends.tensorflow.private import patches, strategies
@@ -23,7 +24,7 @@ from kerasdist.backends.tensorflow.replica.replicas import (
 )
 from kerasdist.backends.tensorflow.replica.variables import copies, reads_preceded
 from kerasdist.core.devices import Device
-from kerasdist.errors import DeviceError, JobError, UnsupportedError
+from kerasdist.errors import JobError, UnsupportedError
 
 if TYPE_CHECKING:
     from kerasdist.job.job import Job
@@ -68,26 +69,12 @@ class TensorFlowBackend(Backend):
         logical = tf.config.list_logical_devices(kind.upper())
         return tuple(Device(kind, index) for index in range(len(logical)))
 
-    def prepare_cpu_devices(self, count: int) -> None:
+    def make_cpu_devices(self, count: int) -> None:
         """Divides the machine's CPU into logical devices."""
         [cpu] = tf.config.list_physical_devices("CPU")
-        configured = tf.config.get_logical_device_configuration(cpu)
-        if configured is not None and len(configured) >= count:
-            return
-        try:
-            tf.config.set_logical_device_configuration(
-                cpu, [tf.config.LogicalDeviceConfiguration()] * count
-            )
-        except RuntimeError as error:
-            there_are = len(tf.config.list_logical_devices("CPU"))
-            if there_are >= count:
-                return
-            raise DeviceError(
-                f"Expected {count} CPU devices, or a TensorFlow that has not started yet, so that "
-                f"they can be made. Received: devices={there_are}. Call "
-                f"kerasdist.config.set_logical_cpu_devices({count}) at the top of the script, "
-                "before the first model, tensor or random seed."
-            ) from error
+        if len(tf.config.get_logical_device_configuration(cpu) or ()) < count:
+            own = [tf.config.LogicalDeviceConfiguration()] * count
+            tf.config.set_logical_device_configuration(cpu, own)
 
     def settings(self) -> dict[str, Any]:
         """Returns whether functions run eagerly.
@@ -136,11 +123,7 @@ class TensorFlowBackend(Backend):
     def connect(self, job: Job, gpus: Sequence[int] | None = None) -> tuple[Device, ...]:
         """Starts TensorFlow's runtime as this worker's server; numbers the chosen GPUs from 0."""
         if strategies.has_started():
-            raise JobError(
-                "Expected TensorFlow not to have started, so that it can join the other workers. "
-                f"Received: a started TensorFlow, on worker {job.rank} of {job.num_workers}. Make "
-                "the strategy at the top of the script, before any model, tensor or random seed."
-            )
+            raise started_too_early(job, "TensorFlow")
         if gpus is not None:
             found = tf.config.list_physical_devices("GPU")
             own = [found[number] for number in gpus if number < len(found)]

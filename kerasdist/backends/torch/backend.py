@@ -89,7 +89,7 @@ class TorchBackend(Backend):
         """Returns whether torch is built for CUDA or for ROCm."""
         return torch.version.cuda is not None or torch.version.hip is not None
 
-    def prepare_cpu_devices(self, count: int) -> None:
+    def make_cpu_devices(self, count: int) -> None:
         """Raises the number of logical CPU devices to `count`, if there are fewer."""
         self._cpu_devices = max(self._cpu_devices, count)
 

@@ -16,12 +16,9 @@ from kerasdist.errors import JobError
 SECONDS = 60
 
 
-@contextlib.contextmanager
 def connected(address, patience=SECONDS):
-    with contextlib.closing(Relay(address, patience)) as relay:
-        host, port = relay.address.split(":")
-        with socket.create_connection((host, int(port)), timeout=SECONDS) as client:
-            yield client
+    host, port = Relay(address, patience).address.split(":")
+    return socket.create_connection((host, int(port)), timeout=SECONDS)
 
 
 @contextlib.contextmanager

@@ -13,7 +13,6 @@ import keras
 import tensorflow as tf
 
 from kerasdist import keras_compat
-from kerasdist.agreement.batches import beginnings
 from kerasdist.backends.base import metering
 from kerasdist.backends.base.interface import ReplicaSet
 from kerasdist.backends.tensorflow.fit.batches import (
@@ -165,8 +164,8 @@ def _tensors(batch: object) -> list[tf.Tensor]:
 def _require_equal_beginnings(replica_set: ReplicaSet, first: object) -> None:
     """Compares the first rows of the first batch of an iteration over the data, by worker."""
     if any(leaf.shape.rank and leaf.shape[0] for leaf in keras.tree.flatten(first)):
-        replica_set.first_batches.name(first)
-        replica_set.first_batches.require_equal(beginnings(first))
+        replica_set.first_batches.begin(first)
+        replica_set.first_batches.compare()
 
 
 @final

@@ -19,6 +19,7 @@ from kerasdist.backends.base import metering
 from kerasdist.backends.torch.fit.gradients import Gradients
 from kerasdist.backends.torch.state import sharded_optimizers
 from kerasdist.backends.torch.state.shards import Shard, shard_of
+from kerasdist.backends.torch.workers.process_group import padded
 
 if TYPE_CHECKING:
     from kerasdist.backends.torch.workers.process_group import ProcessGroup, ReduceScatter, Waitable
@@ -108,18 +109,12 @@ class ShardedBucket:
 
     def put(self, place: int, gradient: torch.Tensor | None, weight: float) -> torch.Tensor | None:
         """Copies a weighted gradient into the bucket; returns no view of it, unlike `Bucket`."""
-        shard = self._shards[place]
         if self._numbers is None:
             self._numbers = self._like.new_zeros(self._group.size, sum(self._lengths))
         if gradient is not None:
             column = self._numbers.split(self._lengths, 1)[place]
-            # The number of workers with a full shard, and the length of the shorter shard after it.
-            full, rest = divmod(shard.size, shard.length)
-            flat = gradient.detach().reshape(-1)
-            begin = full * shard.length
-            torch.mul(flat[:begin].view(full, -1), weight, out=column[:full])
-            if rest:
-                torch.mul(flat[begin:], weight, out=column[full, :rest])
+            flat = padded(gradient.detach().reshape(-1), column.numel())
+            torch.mul(flat.view(column.shape), weight, out=column)
         self.missing -= 1
         return None
 

@@ -60,8 +60,6 @@ class GradientReducer:
         self._early: list[keras.Variable] = []
         # What the first step wrote before its last gradient; None in all other steps.
         self._seen: dict[int, torch.Tensor] | None = None
-        # the optimizer whose gradients have buckets
-        self._optimizer: keras.optimizers.Optimizer | None = None
         self._buckets: HookedBuckets | None = None
         # The ids of parameters without a gradient on any worker; None before the first step.
         self._unreached: set[int] | None = None
@@ -72,15 +70,13 @@ class GradientReducer:
         # An optimizer that does not apply gradients directly may change them first, so its
         # gradients get no buckets.
         if not keras_compat.applies_directly(optimizer):
-            self._optimizer = None
             self._drop()
             return
-        self._optimizer = optimizer
         weight = numerics.weight_of_gradients(optimizer, scope.weight)
         if self._buckets is not None and not self._buckets.begin(scope, weight):
             self._drop()
         if self._buckets is None:
-            self._buckets = self._new_buckets(self._model.trainable_weights, scope, weight)
+            self._buckets = self._new_buckets(scope, weight)
 
     def sum_up(
         self,
@@ -94,7 +90,7 @@ class GradientReducer:
         For a sharded gradient the method returns this worker's shard of the sum. Returns None if
         there are no buckets for this optimizer's gradients.
         """
-        buckets = self._buckets if optimizer is self._optimizer else None
+        buckets = self._buckets if optimizer is self._model.optimizer else None
         if buckets is None:
             return None
         totals, unserved = buckets.sums(gradients)
@@ -133,10 +129,9 @@ class GradientReducer:
             self._drop()  # the next step makes buckets with room for these
         return {} if self._buckets is None else self._buckets.sums_of_metrics()
 
-    def _new_buckets(
-        self, variables: Sequence[keras.Variable], scope: ReplicaScope, weight: float
-    ) -> HookedBuckets | None:
+    def _new_buckets(self, scope: ReplicaScope, weight: float) -> HookedBuckets | None:
         """Returns buckets for variables that may have a gradient, None if there are none."""
+        variables = self._model.trainable_weights
         served = [
             id(variable) not in (self._unreached or ())
             and not variable.overwrite_with_gradient
@@ -146,8 +141,7 @@ class GradientReducer:
         if not any(served):
             return None
         self._sum.agree(variables, len(variables))
-        assert self._optimizer is not None  # `begin` has set it
-        shards = sharded_optimizers.of_gradients(self._optimizer, variables)
+        shards = sharded_optimizers.of_gradients(self._model.optimizer, variables)
         return HookedBuckets(
             variables, served, self._sum.group, scope, weight, shards=shards, metrics=self._early
         )
