@@ -10,13 +10,7 @@ import keras
 
 from kerasdist.api.options import CommunicationOptions
 from kerasdist.core.user_warnings import warn_user
-from kerasdist.errors import (
-    DisagreementError,
-    JobError,
-    ReplicaError,
-    ShapeError,
-    UnsupportedError,
-)
+from kerasdist.errors import DisagreementError, JobError, ReplicaError, ShapeError, UnsupportedError
 from kerasdist.job.comparison import NAMED
 from kerasdist.job.job import Job, current_job
 
