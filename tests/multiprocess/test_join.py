@@ -141,7 +141,7 @@ def test_what_is_refused(tmp_path):
     call = ("run", "--join-port", 0, "--workers")
     done = finish(*call, 2, script, **SECRET)
     assert done.returncode == 1
-    assert "Expected a range of workers, because machines may join" in done.stderr
+    assert "Expected a range of workers, because the job may shrink and grow" in done.stderr
     done = finish(*call, "1:2", script, KERASDIST_SECRET="")
     assert done.returncode == 1
     assert "Expected KERASDIST_SECRET or KERASDIST_SECRET_FILE" in done.stderr
