@@ -96,9 +96,10 @@ def plan(
     if named not in (None, "jax"):
         _say(f"{VARIABLE}={named}, but a plan is always made on JAX, with the same Keras model")
     asked = None if sharding is None else Sharding(sharding)
-    described = ahead_of_time.PlanningBackend(scripts.devices_of(target), asked, offload)
+    described = ahead_of_time.described_devices(target)
     _say(f"running {script} up to its first training step ...")
-    step = scripts.first_step(script, arguments or (), described)
+    backend = ahead_of_time.PlanningBackend(described, asked, offload)
+    step = scripts.first_step(script, arguments or (), backend)
     given = f"--sharding {sharding}" if sharding else f"--offload {offload}" if offload else ""
     if given and step.strategy is None:
         raise InputError(
