@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from kerasdist.cli.options import AsJson, Plot, option
-from kerasdist.cli.plan.groups import planned_groups
+from kerasdist.cli.plan.groups import weight_groups
 from kerasdist.core.backend_choice import VARIABLE, is_installed
 from kerasdist.core.hardware import Chip, parse_target
 from kerasdist.core.sharding import Divided, Offload, Sharding
@@ -115,7 +115,7 @@ def plan(
         parameters=step.model.count_params(),
         examples=step.examples,
         sharding=_name_of(of_script),
-        groups=planned_groups(step.model, of_script, target),
+        groups=weight_groups(step.model, of_script, target),
         layout=scripts.described(step),
     )
     made = planning.make_plan(
