@@ -26,7 +26,6 @@ from kerasdist.cli.launch.placement import Slot, listed, place
 from kerasdist.cli.launch.spec import AttemptResult, JobSpec
 from kerasdist.cli.launch.worker import Events, Screen, Signalled, Waiting
 from kerasdist.errors import ClusterError
-from kerasdist.job.interruption import ExitCode
 
 FAILURES = 2
 """A slot is left out after its workers have failed this often without a backup between."""
@@ -124,9 +123,7 @@ class Slots:
         if not result.failed or self._is_fixed:
             return
         endings = result.endings
-        consequences = (0, ExitCode.LOST_WORKER, ExitCode.PREEMPTED)
-        failed = [each for each in endings if not each.stopped and each.exit_code]
-        to_blame = [each for each in failed if each.exit_code not in consequences]
+        to_blame = [each for each in endings if each.failed_by_itself]
         # A worker that hangs does not fail by itself: the other workers report it as lost, and the
         # launcher kills it. So if no worker has failed by itself, the killed workers are to blame.
         to_blame = to_blame or [each for each in endings if each.killed]
@@ -134,10 +131,8 @@ class Slots:
             slot = self._used[each.rank]
             if each.exit_code == supervisor.LOST and slot.host is not None and not slot.machine:
                 self._down.add(slot.host)  # the next call of `choose` asks whether the host is up
-        if len(to_blame) == len(endings):
-            return  # all have failed, so the script is to blame
-        for each in to_blame:
-            slot = self._used[each.rank]
+            if len(to_blame) == len(endings):
+                continue  # all have failed, so the script is to blame
             self._failures[slot] += 1
             excess = self._failures[slot] - FAILURES
             if excess >= 0:
