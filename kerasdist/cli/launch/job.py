@@ -18,7 +18,7 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal, final
@@ -229,7 +229,11 @@ class Launcher:
         attempts: list[AttemptResult] = []
         failures, again = 0, ""
         with contextlib.ExitStack() as stack:
-            stack.enter_context(self._signals())
+            if threading.current_thread() is threading.main_thread():
+                for number in _PASSED_ON:
+                    # A handler may call `put` of a SimpleQueue, even if it interrupts `get`.
+                    before = signal.signal(number, lambda number, _: self.stop(number))
+                    stack.callback(signal.signal, number, before)
             if self._spec.logs is not None:
                 stack.enter_context(self._board.in_file(self._spec.logs))
             if self._spec.live:
@@ -318,22 +322,6 @@ class Launcher:
             number: The signal. A second call kills the workers at once.
         """
         self._events.put(Signalled(number))
-
-    @contextlib.contextmanager
-    def _signals(self) -> Generator[None]:
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-
-        # A signal handler may call `put` of a SimpleQueue, even if it interrupts `get`.
-        before = {
-            each: signal.signal(each, lambda number, _: self.stop(number)) for each in _PASSED_ON
-        }
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
 
 def run_job(spec: JobSpec) -> JobResult:
