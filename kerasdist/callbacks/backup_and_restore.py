@@ -38,6 +38,7 @@ from kerasdist.callbacks.backup.variables import (
 )
 from kerasdist.callbacks.model_checkpoint import ModelCheckpoint
 from kerasdist.core.backend_choice import KNOWN
+from kerasdist.core.context import replaced_entries
 from kerasdist.core.user_warnings import warn_user
 from kerasdist.errors import BackupError, KerasdistError
 from kerasdist.job import launcher
@@ -489,8 +490,9 @@ class BackupAndRestore(Callback):
         self._position.go_to(facts["position"], within=True)
         self._skipped = facts["batches"]
         self._stops = facts["stopping"]
+        # The callbacks already got the events of these batches before the backup.
         for callback in self._listed:
-            self._unmute.enter_context(_hearing_nothing_of_batches(callback))
+            self._unmute.enter_context(replaced_entries(vars(callback), _MUTED))
         logs = decode(facts["logs"])
 
         def then() -> None:
@@ -508,18 +510,8 @@ class BackupAndRestore(Callback):
             random_states.put_back_gpus(states)
 
 
-@contextlib.contextmanager
-def _hearing_nothing_of_batches(callback: Callback) -> Iterator[None]:
-    """Withholds batch events from a callback that already got these events before the backup."""
-    kept = dict(vars(callback))
-    vars(callback).update(on_train_batch_begin=_nothing, on_train_batch_end=_nothing)
-    try:
-        yield
-    finally:
-        for name in ("on_train_batch_begin", "on_train_batch_end"):
-            del vars(callback)[name]
-            vars(callback).update({name: kept[name]} if name in kept else {})
-
-
 def _nothing(batch: int, logs: dict[str, object] | None = None) -> None:
     """Ignores the event of a batch."""
+
+
+_MUTED = {"on_train_batch_begin": _nothing, "on_train_batch_end": _nothing}

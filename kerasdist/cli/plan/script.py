@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import math
 import pkgutil
 import re
 import runpy
 import sys
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, redirect_stdout
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, final
@@ -77,8 +77,11 @@ def first_step(script: str, arguments: Sequence[str], backend: Backend) -> First
     Raises:
         InputError: If the script makes no training step.
     """
-    silent = contextlib.redirect_stdout(sys.stderr)
-    with _intercepted(), registry.used(backend), shapes.of_large_variables(), silent:
+    silent = redirect_stdout(sys.stderr)
+    with registry.used(backend), shapes.of_large_variables(), silent, ExitStack() as stack:
+        for name in _METHODS:  # which `keras.Model` inherits
+            setattr(keras.Model, name, _until_first_step(name))
+            stack.callback(delattr, keras.Model, name)
         try:
             _run(script, arguments)
         except _Reached as reached:
@@ -118,19 +121,9 @@ def _run(script: str, arguments: Sequence[str]) -> None:
         )
 
 
-@contextlib.contextmanager
-def _intercepted() -> Generator[None]:
-    """Replaces the training methods of `keras.Model`, so that a first step ends the script."""
-    for name in _METHODS:
-        setattr(keras.Model, name, _until_first_step(name))
-    try:
-        yield
-    finally:
-        for name in _METHODS:
-            delattr(keras.Model, name)
-
-
 def _until_first_step(name: str) -> Any:
+    """Returns a training method for `keras.Model` whose first step ends the script."""
+
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         own = getattr(super(keras.Model, self), name)
         given = inspect.signature(own).bind(*args, **kwargs).arguments
