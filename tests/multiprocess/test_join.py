@@ -111,7 +111,7 @@ def test_without_the_secret_nobody_joins(tmp_path):
         assert "its KERASDIST_SECRET is not the one of this job" in said
         code, said = ended_of(port, KERASDIST_SECRET="")
         assert code == 1
-        assert "KERASDIST_SECRET_FILE with the secret of the job" in said
+        assert "KERASDIST_SECRET_FILE, by which a machine proves" in said
         with socket.create_connection(("127.0.0.1", port)) as stranger:
             stranger.sendall(b"GET / HTTP/1.1\r\n\r\n" + b"x" * 4096)
         job.send_signal(signal.SIGTERM)

@@ -23,8 +23,7 @@ def model_of(layers):
 
 
 def sizes_of(model, *limit):
-    groups = weight_groups(model, Sharding("full", 1), parse_target("4xh100"), *limit)
-    return list(groups.sizes)
+    return list(weight_groups(model, Sharding("full", 1), parse_target("4xh100"), *limit).sizes)
 
 
 def test_small_layers_are_together_and_a_layer_is_never_divided():
