@@ -38,7 +38,7 @@ from kerasdist.callbacks.backup.variables import (
 )
 from kerasdist.callbacks.model_checkpoint import ModelCheckpoint
 from kerasdist.core.backend_choice import KNOWN
-from kerasdist.core.context import replaced
+from kerasdist.core.context import replaced_entries
 from kerasdist.core.user_warnings import warn_user
 from kerasdist.errors import BackupError, KerasdistError
 from kerasdist.job import launcher
@@ -486,9 +486,9 @@ class BackupAndRestore(Callback):
         self._position.go_to(facts["position"], within=True)
         self._skipped = facts["batches"]
         self._stops = facts["stopping"]
-        for callback in self._listed:  # these got the events of the skipped batches before
-            for event in ("on_train_batch_begin", "on_train_batch_end"):
-                self._unmute.enter_context(replaced(callback, event, _nothing))
+        # The callbacks already got the events of these batches before the backup.
+        for callback in self._listed:
+            self._unmute.enter_context(replaced_entries(vars(callback), _MUTED))
         logs = decode(facts["logs"])
 
         def then() -> None:
@@ -508,3 +508,6 @@ class BackupAndRestore(Callback):
 
 def _nothing(batch: int, logs: dict[str, object] | None = None) -> None:
     """Ignores the event of a batch."""
+
+
+_MUTED = {"on_train_batch_begin": _nothing, "on_train_batch_end": _nothing}

@@ -90,28 +90,27 @@ class Absent:
 
 @final
 class Variables:
-    """The environment variables, with methods to read them; errors name the source that reads."""
+    """The environment variables, with methods to read them; errors name the source that reads.
+
+    Attributes:
+        all: All environment variables, not only those of the source.
+    """
 
     def __init__(self, environ: Mapping[str, str] | None, source: str) -> None:
-        self._environ = os.environ if environ is None else environ
+        self.all = os.environ if environ is None else environ
         self._source = source
-
-    @property
-    def all(self) -> Mapping[str, str]:
-        """All environment variables, not only those of the source."""
-        return self._environ
 
     def has(self, *names: str) -> bool:
         """Returns whether all of `names` are set and not empty."""
-        return all(self._environ.get(name) for name in names)
+        return all(self.all.get(name) for name in names)
 
     def text(self, name: str) -> str:
         """Returns the value of a variable that must be set."""
-        text = self._environ.get(name, "").strip()
+        text = self.all.get(name, "").strip()
         if not text:
             raise ClusterError(
                 f"Expected the variable {name}, as other variables of {self._source} are set. "
-                f"Received: {name}={self._environ.get(name)!r}. Set it, or unset the others."
+                f"Received: {name}={self.all.get(name)!r}. Set it, or unset the others."
             )
         return text
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import abc
 import importlib
 import threading
-from collections.abc import Generator
+from collections.abc import Generator, Mapping, MutableMapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -208,6 +208,21 @@ def replaced(owner: object, name: str, value: object) -> Generator[None]:
         yield
     finally:
         setattr(owner, name, outer)
+
+
+@contextmanager
+def replaced_entries(
+    mapping: MutableMapping[str, Any], values: Mapping[str, object]
+) -> Generator[None]:
+    """Gives entries of a mapping other values, until the block ends."""
+    outer = {name: mapping[name] for name in values if name in mapping}
+    mapping.update(values)
+    try:
+        yield
+    finally:
+        for name in values:
+            del mapping[name]
+        mapping.update(outer)
 
 
 class Placement(abc.ABC):

@@ -157,10 +157,8 @@ def driver_problem() -> str | None:
     nvml = _library()
     try:
         nvml.nvmlInit()
-    except nvml.NVMLError_LibraryNotFound:
-        return None
     except nvml.NVMLError as error:
-        return str(error)
+        return None if isinstance(error, nvml.NVMLError_LibraryNotFound) else str(error)
     nvml.nvmlShutdown()
     return None
 

@@ -33,6 +33,7 @@ import numpy as np
 from kerasdist import keras_compat
 from kerasdist.backends.base.model_trainer import trainer_of
 from kerasdist.core import whole_files
+from kerasdist.core.context import replaced_entries
 from kerasdist.errors import UnsupportedError, VersionError
 
 Original = Callable[..., Any]
@@ -283,13 +284,9 @@ def _without_weights(
         entries.update(known(symbols.of(backbone), **options))
         return {"none": keras.ops.zeros((1,))}
 
-    if known is not None:  # otherwise KerasHub itself refuses the model
-        exporters[kind] = note
-    try:
+    # KerasHub itself refuses a model of which it knows no exporter.
+    with replaced_entries(exporters, {} if known is None else {kind: note}):
         yield entries
-    finally:
-        if known is not None:
-            exporters[kind] = known
 
 
 def _write(path: Path, entries: Mapping[str, keras.KerasTensor], symbols: _Symbols) -> None:

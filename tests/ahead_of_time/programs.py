@@ -26,7 +26,6 @@ from kerasdist.backends.jax.backend import coordinates_of
 from kerasdist.backends.jax.mesh import gathers, host_memory
 from kerasdist.backends.jax.mesh.layout import Layout
 from kerasdist.cli.plan import hlo
-from kerasdist.cli.plan.script import devices_of
 from kerasdist.core.hardware import parse_target
 from kerasdist.core.partitions import DeviceAssignment, Topology
 from kerasdist.core.sharding import GROUP_BYTES
@@ -143,23 +142,24 @@ def program_of(program: Program, devices: list[Any]) -> TrainingProgram:
 def facts(name: str, devices: list[Any]) -> dict[str, Any]:
     known = {key: replace(one, batch=EXAMPLES_EACH * len(devices)) for key, one in SCALED.items()}
     program = program_of({**PROGRAMS, **known}[name], devices)
-    made = ahead_of_time.compiled(program)
-    found = hlo.collectives(made.text)
+    executable = program.lowered.compile()
+    text, memory = executable.as_text(), executable.memory_analysis()
+    found = hlo.collectives(text)
     return {
         "name": name,
-        "arrays": program.arrays,
-        "donated": len(re.findall("may-alias|must-alias", made.text.partition("\n")[0])),
+        "arrays": len(jax.tree.leaves(program.lowered.args_info[0][0])),
+        "donated": len(re.findall("may-alias|must-alias", text.partition("\n")[0])),
         "collectives": dict(collections.Counter(each.kind for each in found)),
         "sent": [[each.kind, each.bytes, each.devices] for each in found],
         "held": dict(program.state_bytes),
-        "on the host": [program.host_bytes, made.host_bytes],
-        "temporary": made.temporary_bytes,
+        "on the host": [program.host_bytes, memory.host_argument_size_in_bytes],
+        "temporary": memory.temp_size_in_bytes,
     }
 
 
 def main() -> None:
     target, *names = sys.argv[1:]
-    devices = devices_of(parse_target(target))
+    devices = ahead_of_time.described_devices(parse_target(target))
     if devices[0].platform == "tpu":
         places = coordinates_of(devices)
         topology = Topology(None, np.max(places, axis=(0, 1)) + 1, places)

@@ -111,7 +111,7 @@ def test_without_the_secret_nobody_joins(tmp_path):
         assert "its KERASDIST_SECRET is not the one of this job" in said
         code, said = ended_of(port, KERASDIST_SECRET="")
         assert code == 1
-        assert "KERASDIST_SECRET_FILE with the secret of the job" in said
+        assert "KERASDIST_SECRET_FILE, by which a machine proves" in said
         with socket.create_connection(("127.0.0.1", port)) as stranger:
             stranger.sendall(b"GET / HTTP/1.1\r\n\r\n" + b"x" * 4096)
         job.send_signal(signal.SIGTERM)
@@ -141,7 +141,7 @@ def test_what_is_refused(tmp_path):
     call = ("run", "--join-port", 0, "--workers")
     done = finish(*call, 2, script, **SECRET)
     assert done.returncode == 1
-    assert "Expected a range of workers, because machines may join" in done.stderr
+    assert "Expected a range of workers, because the job may shrink and grow" in done.stderr
     done = finish(*call, "1:2", script, KERASDIST_SECRET="")
     assert done.returncode == 1
     assert "Expected KERASDIST_SECRET or KERASDIST_SECRET_FILE" in done.stderr

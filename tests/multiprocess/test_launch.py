@@ -168,7 +168,7 @@ sys.exit(0 if restart == 2 or rank == 0 else 5)
         lines = [line.split()[2:] for line in output.out.splitlines()]
         assert sorted(number for number, _ in lines) == ["0", "0", "1", "1", "2", "2"]
         assert len({address for _, address in lines}) == 3
-        assert "starting the job again, 2 of 5" in output.err
+        assert "(restart 2 of 5)" in output.err
 
     def test_a_preemption_is_no_failure(self, tmp_path, capfd):
         body = f"time.sleep(0.7 * rank); sys.exit({int(ExitCode.PREEMPTED)})"

@@ -19,6 +19,7 @@ from kerasdist.backends.jax.mesh.arrays import HOST
 from kerasdist.backends.jax.mesh.layout import Layout, note_all
 from kerasdist.backends.jax.mesh.placement import Placement
 from kerasdist.core.devices import Device
+from kerasdist.core.hardware import Target, target_config
 from kerasdist.core.sharding import Offload, Sharding
 from kerasdist.errors import UnsupportedError
 
@@ -31,17 +32,14 @@ if TYPE_CHECKING:
 _NAMED_DEVICES = 1024  # A planned script may name devices, such as gpu:3, up to this number.
 
 
-def described_devices(platform: str, topology: str, target_config: str | None = None) -> list[Any]:
-    """Returns the devices of a topology, for which XLA can compile, but which do not exist here.
+def described_devices(target: Target) -> list[Any]:
+    """Returns the devices of a target, for which XLA can compile, but which do not exist here.
 
-    Args:
-        platform: ``"tpu"`` (needs the package libtpu) or ``"cuda"`` (needs JAX's plug-in).
-        topology: The topology in the compiler's spelling, such as ``"v5e:4x4"``. For GPUs it has
-            three numbers, such as ``"1x2x8"``: slices, machines of a slice, GPUs of a machine.
-        target_config: XLA's description of the GPU; needed for GPUs only.
+    For TPUs this needs the package libtpu, and for GPUs JAX's plug-in.
     """
-    options = {"topology": topology, "target_config": target_config} if target_config else {}
-    return list(GET_TOPOLOGY.get()(topology, platform=platform, **options).devices)
+    topology, config = target.topology, target_config(target.chip)
+    options = {"topology": topology, "target_config": config} if config else {}
+    return list(GET_TOPOLOGY.get()(topology, platform=target.chip.platform, **options).devices)
 
 
 @final
@@ -51,7 +49,6 @@ class TrainingProgram:
 
     Attributes:
         lowered: The program before its compilation, a `jax.stages.Lowered`.
-        arrays: How many arrays the state has.
         state_bytes: The bytes that each device holds, by kind of state.
         host_bytes: The bytes of state that the host holds for each device. A step copies them to
             the device and back.
@@ -64,7 +61,6 @@ class TrainingProgram:
     """
 
     lowered: Any
-    arrays: int
     state_bytes: Mapping[str, int]
     host_bytes: int
     copied_bytes: int
@@ -102,7 +98,6 @@ def training_program(model: Any, batch: Any, layout: Layout) -> TrainingProgram:
     entry = layout.entry(jax.tree.leaves(batch))
     return TrainingProgram(
         lowered=traced.lower(),
-        arrays=sum(map(len, state.values())),
         state_bytes=held,
         host_bytes=host_bytes,
         copied_bytes=copied,
@@ -118,38 +113,41 @@ class Compiled:
     """The result of compiling a program; all sizes are for a single device.
 
     Attributes:
+        memory: The bytes of memory by kind. The outputs are results other than the new state, which
+            overwrites the old state.
         text: XLA's text of the compiled program; empty if XLA refused the program.
-        temporary_bytes: Memory for activations and other intermediate values.
-        output_bytes: Memory for results other than the new state, which overwrites the old state.
-        code_bytes: Memory for the program itself.
-        host_bytes: Memory of the host for the program's arguments.
         refused: XLA's message if the program needs more memory than a device has, else None.
     """
 
+    memory: Mapping[str, int]
     text: str = ""
-    temporary_bytes: int = 0
-    output_bytes: int = 0
-    code_bytes: int = 0
-    host_bytes: int = 0
     refused: str | None = None
 
 
 def compiled(program: TrainingProgram) -> Compiled:
     """Compiles a program, without running it."""
+    state = program.state_bytes
+    memory = {
+        "parameters": state["trainable"] + state["non_trainable"],
+        "optimizer": state["optimizer"],
+        "metrics": state["metrics"],
+        # `fit` places a batch on accelerators while the step before runs, so there are two batches.
+        "input": 2 * program.input_bytes,
+        "activations and temporaries": program.copied_bytes,
+        "outputs": 0,
+        "program": 0,
+    }
     try:
         executable = program.lowered.compile()
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
-        return Compiled(refused=str(error))
-    memory = executable.memory_analysis()
-    return Compiled(
-        text=executable.as_text(),
-        temporary_bytes=memory.temp_size_in_bytes,
-        output_bytes=max(0, memory.output_size_in_bytes - memory.alias_size_in_bytes),
-        code_bytes=memory.generated_code_size_in_bytes,
-        host_bytes=memory.host_argument_size_in_bytes,
-    )
+        return Compiled(memory, refused=str(error))
+    found = executable.memory_analysis()
+    memory["activations and temporaries"] += found.temp_size_in_bytes
+    memory["outputs"] = max(0, found.output_size_in_bytes - found.alias_size_in_bytes)
+    memory["program"] = found.generated_code_size_in_bytes
+    return Compiled(memory, executable.as_text())
 
 
 def resized(batch: Any, examples: int) -> Any:

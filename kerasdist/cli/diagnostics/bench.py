@@ -31,7 +31,7 @@ from kerasdist.core import gpus
 from kerasdist.core.backend_choice import backend_choice
 from kerasdist.core.hardware import chip_of
 from kerasdist.core.sharding import size
-from kerasdist.errors import BackendError, JobError
+from kerasdist.errors import JobError
 from kerasdist.job.launcher import BENCH, AllReduce
 
 _WORKER = "kerasdist.cli.diagnostics.bench_worker"
@@ -158,9 +158,7 @@ def bench(
         require_matplotlib()
     counts = _numbers(workers) or _doubled(_most(hosts))
     backend = backend or backend_choice().name
-    problem = backend_choice({**os.environ, "KERAS_BACKEND": backend}).problem
-    if problem is not None:
-        raise BackendError(problem)
+    jobs.require_backend(backend)
     command = python_command(_WORKER, module=True)
     if script is not None:
         command = python_command(script, arguments or ())

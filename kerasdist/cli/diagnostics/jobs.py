@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -23,7 +23,7 @@ from kerasdist.cli.launch.start import log_file
 from kerasdist.cli.options import AsJson, Devices, Hosts, Seconds, listed, number_of_workers, option
 from kerasdist.cluster import cloud_tpu
 from kerasdist.core import gpus
-from kerasdist.core.backend_choice import KNOWN, VARIABLE, is_installed
+from kerasdist.core.backend_choice import KNOWN, VARIABLE, backend_choice, is_installed
 from kerasdist.errors import BackendError, JobError
 from kerasdist.job import launcher
 
@@ -54,25 +54,11 @@ def cpu_variables(hosts: str | None, devices_per_worker: int | None = None) -> d
     return {gpus.CUDA: "-1", "JAX_PLATFORMS": "cpu"}
 
 
-def backends(wanted: Sequence[str]) -> tuple[str, ...]:
-    """Returns the backends to check: the wanted ones, or all that are installed here.
-
-    Raises:
-        BackendError: If a name is not that of a backend, or no backend is installed.
-    """
-    for name in wanted:
-        if name not in KNOWN:
-            raise BackendError(
-                f"Expected backends among {list(KNOWN)}. Received: --backend {name}. "
-                "Name one of them."
-            )
-    found = tuple(wanted) or tuple(filter(is_installed, KNOWN))
-    if not found:
-        raise BackendError(
-            f"Expected one of {list(KNOWN)} to be installed. Received: none of them. Install one: "
-            "pip install 'kerasdist[jax]'."
-        )
-    return found
+def require_backend(name: str) -> None:
+    """Raises a `BackendError` if kerasdist has no backend of this name, or it is not installed."""
+    problem = backend_choice({**os.environ, VARIABLE: name}).problem
+    if problem is not None:
+        raise BackendError(problem)
 
 
 def run(
@@ -159,7 +145,10 @@ def compare(
         environment={**cpu_variables(hosts, devices_per_worker), **_FULL_FLOAT32},
     )
     found: dict[str, list[Finding]] = {}
-    for name in backends(backend or ()):
+    names = backend or [*filter(is_installed, KNOWN)] or [backend_choice().name]
+    for name in names:
+        require_backend(name)
+    for name in names:
         began = time.monotonic()
         try:
             found[name] = findings.of_dicts(run(spec, name, timeout)[0], "")

@@ -18,14 +18,13 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import final
+from typing import Literal, final
 
 from kerasdist.cli.launch import live, report, start, traces
-from kerasdist.cli.launch.elastic.joining import Seats
-from kerasdist.cli.launch.elastic.slots import ElasticSlots
+from kerasdist.cli.launch.elastic.slots import Slots
 from kerasdist.cli.launch.elastic.warm import WarmProcesses
 from kerasdist.cli.launch.live import Board
 from kerasdist.cli.launch.placement import Slot, counted, open_coordinator, place
@@ -41,8 +40,6 @@ from kerasdist.cli.launch.worker import (
     Waiting,
     Worker,
 )
-from kerasdist.errors import ClusterError
-from kerasdist.job.handshake import credentials
 from kerasdist.job.interruption import ExitCode
 from kerasdist.job.listening import COORDINATOR_FD
 
@@ -92,9 +89,9 @@ class Attempt:
         self._workers: list[Held] = []
         self._signal: int | None = None
         self._stopped_twice = False
-        # When to send SIGTERM to the workers, to kill them, and to kill their supervisors. Infinity
-        # means that this is not planned.
-        self._stop_at = self._kill_at = self._abandon_at = math.inf
+        # What comes next for workers that run on, and when; infinity means that it is not planned.
+        self._next: Literal["stop", "kill", "kill supervisors"] = "stop"
+        self._next_at = math.inf
 
     def run(self) -> AttemptResult:
         """Runs the workers until all have ended."""
@@ -102,7 +99,7 @@ class Attempt:
             for worker in self.to_begin:
                 self._workers.append(worker)
         except BaseException:
-            self._kill_at = 0.0
+            self._next, self._next_at = "kill", 0.0
             self._finish()
             raise
         return self._finish()
@@ -131,25 +128,23 @@ class Attempt:
 
     def _next_event(self) -> Event | None:
         """Waits for an event; returns None when it is time to send the next signal to workers."""
-        at = min(self._stop_at, self._kill_at, self._abandon_at)
+        left = max(0.0, self._next_at - time.monotonic())
         try:
-            return self.events.get(
-                timeout=None if at == math.inf else max(0.0, at - time.monotonic())
-            )
+            return self.events.get(timeout=None if left == math.inf else left)
         except queue.Empty:
             return None
 
     def _on_exit(self, worker: Held) -> None:
         code = 0 if self._passed_on else worker.exit_code
         of_leader = self.chief_leads and worker.rank == 0
-        if self._stopping or (code == 0 and not of_leader):
+        if self._next != "stop" or (code == 0 and not of_leader):
             return
         # After most failures the other workers get SETTLE_SECONDS. They get more time to end after
         # the chief has ended well (0), to save a backup after a preemption, and to report which
         # worker was lost.
         slow = {0: self.stop_seconds, ExitCode.PREEMPTED: self.stop_seconds}
         slow[ExitCode.LOST_WORKER] = LOST_SECONDS
-        self._stop_at = min(self._stop_at, time.monotonic() + slow.get(code, SETTLE_SECONDS))
+        self._next_at = min(self._next_at, time.monotonic() + slow.get(code, SETTLE_SECONDS))
 
     def _on_signal(self, number: int) -> None:
         if self.chief_leads:
@@ -158,36 +153,31 @@ class Attempt:
             return
         if self._signal is not None:  # a second signal ends the workers at once
             self._stopped_twice = True
-            self._kill_at = time.monotonic()
+            self._next, self._next_at = "kill", time.monotonic()
             return
         self._signal = number
         # SIGHUP (a closed terminal) is passed on as SIGTERM, because scripts handle SIGTERM.
         self._stop(signal.SIGTERM if number == signal.SIGHUP else number)
 
-    @property
-    def _stopping(self) -> bool:
-        return self._kill_at != math.inf or self._abandon_at != math.inf
-
     def _act(self) -> None:
         """Sends SIGTERM or SIGKILL to workers, or ends their supervisors, if the time has come."""
-        now = time.monotonic()
-        if now >= self._stop_at:
+        if time.monotonic() < self._next_at:
+            return
+        if self._next == "stop":
             self._stop(signal.SIGTERM)
-        if now >= self._kill_at:
-            self._kill_at, self._abandon_at = math.inf, now + KILL_SECONDS
+        elif self._next == "kill":
+            self._next, self._next_at = "kill supervisors", time.monotonic() + KILL_SECONDS
             for worker in self._running():
                 worker.kill()
-        if now >= self._abandon_at:
-            self._abandon_at = math.inf
+        else:
+            self._next_at = math.inf
             for worker in self._running():
                 worker.kill_supervisor()
 
     def _stop(self, number: int) -> None:
-        self._stop_at = math.inf
-        if self._stopping:
-            return
-        self._kill_at = time.monotonic() + self.stop_seconds
-        self._signal_all(number)
+        if self._next == "stop":
+            self._next, self._next_at = "kill", time.monotonic() + self.stop_seconds
+            self._signal_all(number)
 
     def _signal_all(self, number: int) -> None:
         for worker in self._running():
@@ -224,20 +214,7 @@ class Launcher:
         self._events: Events = queue.SimpleQueue()
         self._screen = Screen()
         self._warm = WarmProcesses(self._spec, self._screen)
-        self._elastic = self._seats = None
-        if spec.join_port is not None:
-            if spec.min_workers is None:
-                raise ClusterError(
-                    "Expected a range of workers, because machines may join. Received: workers="
-                    f"{spec.workers!r}. Write for example --workers 2:8."
-                )
-            secret = credentials(spec.variables).secret
-            self._seats = Seats(spec.join_port, secret, self._screen)
-        if spec.min_workers is not None:
-            self._slots: Sequence[Slot] = ()
-            self._elastic = ElasticSlots(self._spec, self._events, self._screen, self._seats)
-        else:
-            self._slots = place(self._spec.workers, spec.hosts)
+        self._slots = Slots(self._spec, self._events, self._screen)
         self._board = Board()
 
     def run(self) -> JobResult:
@@ -250,9 +227,13 @@ class Launcher:
             OSError: If a worker cannot be started.
         """
         attempts: list[AttemptResult] = []
-        failures, elastic, again = 0, self._elastic, ""
+        failures, again = 0, ""
         with contextlib.ExitStack() as stack:
-            stack.enter_context(self._signals())
+            if threading.current_thread() is threading.main_thread():
+                for number in _PASSED_ON:
+                    # A handler may call `put` of a SimpleQueue, even if it interrupts `get`.
+                    before = signal.signal(number, lambda number, _: self.stop(number))
+                    stack.callback(signal.signal, number, before)
             if self._spec.logs is not None:
                 stack.enter_context(self._board.in_file(self._spec.logs))
             if self._spec.live:
@@ -260,26 +241,22 @@ class Launcher:
             stack.callback(self._remove_memory, attempts)
             stack.callback(self._warm.close)
             while True:
-                slots = self._slots if elastic is None else elastic.choose()
-                if not attempts:
-                    self._screen.say(report.of_start(self._spec, slots))
-                elif elastic is None:
-                    self._screen.say(f"starting the job again, {again}")
+                slots = self._slots.choose()
+                if attempts:
+                    self._screen.say(f"{self._slots.describe()} ({again})")
                 else:
-                    self._screen.say(f"{elastic.describe()} ({again})")
+                    self._screen.say(report.of_start(self._spec, slots))
                 last = self._attempt(len(attempts), slots)
                 self._screen.say(report.of_attempt(last, self._spec, len(attempts)))
                 attempts.append(last)
                 failures += last.failed
                 if not (last.failed or last.grows) or failures > self._spec.max_restarts:
                     result = JobResult(tuple(attempts))
-                    if self._seats is not None:
-                        self._seats.end(result.exit_code)
+                    self._slots.end(result.exit_code)
                     return result
-                again = f"{failures} of {self._spec.max_restarts}"
-                if elastic is not None:
-                    elastic.learn(last)
-                    again = "no restart is counted" if last.grows else f"restart {again}"
+                self._slots.learn(last)
+                restart = f"restart {failures} of {self._spec.max_restarts}"
+                again = "no restart is counted" if last.grows else restart
 
     def _attempt(self, number: int, slots: Sequence[Slot]) -> AttemptResult:
         spec, board = self._spec, self._board
@@ -297,7 +274,7 @@ class Launcher:
     def _begin(self, number: int, slots: Sequence[Slot]) -> Iterator[Worker]:
         """Starts the workers of an attempt one after another, and yields each."""
         spec = self._spec
-        is_watched = spec.live or spec.logs is not None or self._elastic is not None
+        is_watched = spec.live or spec.logs is not None or spec.min_workers is not None
         coordinator, listener = open_coordinator(slots)
         given = start.variables_of(spec, slots, coordinator, number)
         with listener or contextlib.nullcontext():
@@ -321,12 +298,12 @@ class Launcher:
                 yield Worker(begun, self._screen, self._events)
 
     def _hear(self, attempt: int, rank: int, line: bytes) -> None:
-        """Passes a worker's report on to the board, the elastic slots and the warm processes."""
+        """Passes a worker's report on to the board, the slots and the warm processes."""
         said = live.report_in(line)
         self._board.heard(rank, said)
-        if self._elastic is not None and "backup" in said:
-            self._elastic.heard_of_backup(attempt, *said["backup"])
-        if self._elastic is not None and "frameworks" in said:
+        if "backup" in said:
+            self._slots.heard_of_backup(attempt, *said["backup"])
+        if "frameworks" in said:
             self._warm.start(said["frameworks"])
 
     def _remove_memory(self, attempts: Sequence[AttemptResult]) -> None:
@@ -345,22 +322,6 @@ class Launcher:
             number: The signal. A second call kills the workers at once.
         """
         self._events.put(Signalled(number))
-
-    @contextlib.contextmanager
-    def _signals(self) -> Generator[None]:
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-
-        # A signal handler may call `put` of a SimpleQueue, even if it interrupts `get`.
-        before = {
-            each: signal.signal(each, lambda number, _: self.stop(number)) for each in _PASSED_ON
-        }
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
 
 def run_job(spec: JobSpec) -> JobResult:

@@ -137,9 +137,8 @@ def is_possible() -> bool:
     return sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
 
 
-@contextlib.contextmanager
-def shown(board: Board) -> Generator[None]:
-    """Shows a board's state while the context is open; the last state stays visible.
+def shown(board: Board) -> Live:
+    """Returns a context that shows a board's state while it is open; the last state stays visible.
 
     Meanwhile, what is written to a terminal by `sys.stdout` and `sys.stderr` goes above the table.
     """
@@ -149,14 +148,13 @@ def shown(board: Board) -> Generator[None]:
     def drawn() -> RenderableType:
         return view(board.state(), rows=max(3, console.height - _BESIDE_WORKERS))
 
-    with Live(
+    return Live(
         get_renderable=drawn,
         console=console,
         refresh_per_second=_DRAWN_A_SECOND,
         redirect_stdout=sys.stdout.isatty(),
         redirect_stderr=sys.stderr.isatty(),
-    ):
-        yield
+    )
 
 
 def view(state: State, *, rows: int) -> RenderableType:

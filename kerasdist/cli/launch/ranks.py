@@ -126,9 +126,7 @@ class Ranks:
             return False
         if self._self.told_to_stop:
             return True
-        is_own_failure = own not in (0, ExitCode.LOST_WORKER)
-        is_consequence = cause.exit_code in (ExitCode.LOST_WORKER, ExitCode.PREEMPTED)
-        return not is_own_failure and not is_consequence
+        return own in (0, ExitCode.LOST_WORKER) and cause.failed_by_itself
 
     def _let_go(self) -> None:
         for worker in self._others:

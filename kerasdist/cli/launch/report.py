@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import signal
 from collections import Counter
@@ -118,14 +117,9 @@ def of_dry_run(spec: JobSpec) -> str:
         where = "on this machine" if slot.host is None else f"on {slot.host}, by ssh"
         lines = [f"worker {slot.rank}/{len(slots)} {where}"]
         lines.append(f"cd {shlex.quote(str(Path.cwd()))}")
-        lines += [f"{name}={text}" for name, text in _variables(slot, own)]
+        # The launcher's variables; those with random values, or secret ones, are hidden.
+        variables = start.supervised(spec, slot, own)[0]["variables"]
+        variables |= {name: "<hidden>" for name in _HIDDEN if name in variables}
+        lines += [f"{name}={text}" for name, text in sorted(variables.items())]
         parts.append("\n  ".join([*lines, shlex.join(spec.command)]))
     return "\n\n".join(parts)
-
-
-def _variables(slot: Slot, own: dict[str, str]) -> list[tuple[str, str]]:
-    """Returns the variables that the launcher sets for a worker; hides secret or random values."""
-    before = {} if slot.host is None else start.for_another_machine(os.environ)
-    shown = {**before, **own}
-    hidden = {name: "<hidden>" for name in _HIDDEN if name in shown}
-    return sorted({**shown, **hidden}.items())

@@ -97,6 +97,12 @@ class WorkerExit:
     joined: bool = True
 
     @property
+    def failed_by_itself(self) -> bool:
+        """Whether the worker failed, and neither another worker nor a preemption is the cause."""
+        consequences = (ExitCode.LOST_WORKER, ExitCode.PREEMPTED)
+        return not self.stopped and self.exit_code not in (0, *consequences)
+
+    @property
     def reason(self) -> str:
         """The exit code, or the signal, in words."""
         if self.exit_code == ExitCode.LOST_WORKER:
@@ -141,11 +147,10 @@ class AttemptResult:
         them count before a worker that was preempted.
         """
         failed = [each for each in self.endings if each.exit_code and not each.stopped]
-        consequences = (ExitCode.LOST_WORKER, ExitCode.PREEMPTED)
         return min(
             failed,
             key=lambda each: (
-                each.exit_code in consequences,
+                not each.failed_by_itself,
                 each.exit_code == ExitCode.PREEMPTED,
                 each.seconds,
             ),

@@ -33,6 +33,7 @@ _PREFIXES = (
 )
 _NAMES = ("PYTHONPATH", "PYTHONHASHSEED")
 _THREADS = "OMP_NUM_THREADS"
+_AT_ONCE = 64
 
 
 def job_variables(spec: JobSpec, attempt: int) -> dict[str, str]:
@@ -149,9 +150,7 @@ def run_on(hosts: Collection[str], words: Sequence[str], seconds: float) -> set[
             return False
         return True
 
-    if not hosts:
-        return set()
-    with ThreadPoolExecutor(min(len(hosts), 64)) as pool:
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
         done = pool.map(does, hosts := sorted(hosts))
         return {host for host, is_done in zip(hosts, done, strict=True) if is_done}
 

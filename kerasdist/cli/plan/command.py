@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from kerasdist.cli.options import AsJson, Plot, option
-from kerasdist.cli.plan.groups import planned_groups
+from kerasdist.cli.plan.groups import weight_groups
 from kerasdist.core.backend_choice import VARIABLE, is_installed
 from kerasdist.core.hardware import Chip, parse_target
 from kerasdist.core.sharding import Divided, Offload, Sharding
@@ -96,9 +96,10 @@ def plan(
     if named not in (None, "jax"):
         _say(f"{VARIABLE}={named}, but a plan is always made on JAX, with the same Keras model")
     asked = None if sharding is None else Sharding(sharding)
-    described = ahead_of_time.PlanningBackend(scripts.devices_of(target), asked, offload)
+    described = ahead_of_time.described_devices(target)
     _say(f"running {script} up to its first training step ...")
-    step = scripts.first_step(script, arguments or (), described)
+    backend = ahead_of_time.PlanningBackend(described, asked, offload)
+    step = scripts.first_step(script, arguments or (), backend)
     given = f"--sharding {sharding}" if sharding else f"--offload {offload}" if offload else ""
     if given and step.strategy is None:
         raise InputError(
@@ -114,7 +115,7 @@ def plan(
         parameters=step.model.count_params(),
         examples=step.examples,
         sharding=_name_of(of_script),
-        groups=planned_groups(step.model, of_script, target),
+        groups=weight_groups(step.model, of_script, target),
         layout=scripts.described(step),
     )
     made = planning.make_plan(

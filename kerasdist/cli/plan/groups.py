@@ -68,28 +68,23 @@ class WeightGroups:
         return [*sums, Collective("all-reduce", self.whole, 0, 0.0)]
 
 
-def planned_groups(model: keras.Model, sharding: object, target: Target) -> WeightGroups | None:
-    """Returns the groups in which PyTorch's workers gather weights; None if they gather none."""
-    if not isinstance(sharding, Sharding) or not sharding.divides_weights:
-        return None
-    if target.chip.platform != "cuda" or target.devices == 1:
-        return None
-    return weight_groups(model, sharding, target.devices)
-
-
 def weight_groups(
-    model: keras.Model, sharding: Sharding, workers: int, limit: int = GROUP_BYTES
-) -> WeightGroups:
-    """Returns the groups in which PyTorch's workers gather a model's weights.
+    model: keras.Model, sharding: object, target: Target, limit: int = GROUP_BYTES
+) -> WeightGroups | None:
+    """Returns the groups in which PyTorch's workers gather weights; None if they gather none.
 
     Args:
         model: A compiled and built model.
-        sharding: How the model's strategy shards; it must divide weights.
-        workers: The number of workers.
+        sharding: How the model's strategy shards.
+        target: The devices, of which each worker has one.
         limit: The most bytes of a group that has the weights of several small layers.
     """
     from kerasdist.keras_compat import nbytes  # imported late, because it imports Keras
 
+    if not isinstance(sharding, Sharding) or not sharding.divides_weights:
+        return None
+    if target.chip.platform != "cuda" or target.devices == 1:
+        return None
     sizes: list[int] = []
     whole = 0
     last = ""
@@ -105,8 +100,8 @@ def weight_groups(
         last = layer
     others = [*model.non_trainable_variables, *model.metrics_variables]
     slots = sum(
-        nbytes(one) // (1 if sharding.is_small(one.shape) else workers)
+        nbytes(one) // (1 if sharding.is_small(one.shape) else target.devices)
         for one in model.optimizer.variables
     )
-    weights = 2 * (sum(sizes) // workers + whole)  # the weights and their gradients
+    weights = 2 * (sum(sizes) // target.devices + whole)  # the weights and their gradients
     return WeightGroups(sizes, whole, weights + slots + sum(map(nbytes, others)))

@@ -23,8 +23,8 @@ _GROUP_AXIS = re.compile(r"'(\w+)'(?::\(\d+\)(\d+))?")
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 _NO_ESTIMATE = 2**63 - 1  # libtpu writes this if it has no estimate
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
-_CALLED = re.compile(r"(?:to_apply|true_computation|false_computation)=%?([\w.-]+)")
-_FUSED = re.compile(r"calls=%?([\w.-]+)")
+# a computation that an instruction runs, and its role
+_CALLED = re.compile(r"(to_apply|(?:true|false)_computation|calls|body|condition)=%?([\w.-]+)")
 # libtpu fuses an all-reduce with the slice that each device keeps (`_SUMS_PARTS`), which together
 # are a reduce-scatter. libtpu also fuses a collective with other work. Such a collective runs from
 # the fusion `_STARTS` to the fusion `_ENDS`.
@@ -71,6 +71,11 @@ class _Instruction:
     @property
     def operands(self) -> list[str]:
         return _NAME.findall(self.rest.partition(")")[0])
+
+    @property
+    def called(self) -> dict[str, str]:
+        """The computations that the instruction runs, by role."""
+        return dict(_CALLED.findall(self.rest))
 
     @property
     def cycles(self) -> int:
@@ -149,8 +154,7 @@ def _collective(each: _Instruction, known: _Program) -> Collective | None:
 
 def _fused_by(each: _Instruction) -> str:
     """Returns the name of the computation that a fusion runs; empty for any other instruction."""
-    match = _FUSED.search(each.rest) if each.operation == "fusion" else None
-    return match[1] if match else ""
+    return each.called.get("calls", "") if each.operation == "fusion" else ""
 
 
 def _weight(each: _Instruction, own: Collective | None) -> int:
@@ -181,13 +185,13 @@ def _work_of(instructions: list[_Instruction], known: _Program, trips: int) -> t
     memory_bytes = cycles = 0.0
     for each in instructions:
         if each.operation == "while":
-            body = known[_named("body", each)]
+            body = known[each.called["body"]]
             count = _trips(each, known)
             in_body = _work_of(body, known, count)
             memory_bytes, cycles = memory_bytes + count * in_body[0], cycles + count * in_body[1]
         elif each.operation in ("call", "conditional"):
             branches = _BRANCHES.search(each.rest)
-            names = _CALLED.findall(each.rest) or _NAME.findall(branches[1] if branches else "")
+            names = each.called.values() or _NAME.findall(branches[1] if branches else "")
             called = max((_work_of(known[name], known, trips) for name in names), default=(0, 0))
             memory_bytes, cycles = memory_bytes + called[0], cycles + called[1]
         else:
@@ -196,19 +200,13 @@ def _work_of(instructions: list[_Instruction], known: _Program, trips: int) -> t
     return memory_bytes, cycles
 
 
-def _named(role: str, each: _Instruction) -> str:
-    match = re.search(rf"{role}=%?([\w.-]+)", each.rest)
-    assert match is not None  # every loop names its body and its condition
-    return match[1]
-
-
 def _trips(loop: _Instruction, known: _Program) -> int:
     """Returns how often a loop runs: XLA's count, or the largest constant in its condition."""
     if match := _TRIPS.search(loop.rest):
         return int(match[1])
     limits = [
         int(match[1])
-        for each in known[_named("condition", loop)]
+        for each in known[loop.called["condition"]]
         if each.operation == "constant" and (match := re.match(r"(\d+)\)", each.rest))
     ]
     return max(limits, default=1)

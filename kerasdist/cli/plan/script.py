@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import math
 import pkgutil
 import re
 import runpy
 import sys
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, redirect_stdout
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, final
@@ -21,13 +21,13 @@ from kerasdist.backends import registry
 from kerasdist.backends.base.interface import Backend
 from kerasdist.backends.base.model_trainer import trainer_of
 from kerasdist.backends.jax import ahead_of_time
-from kerasdist.backends.jax.ahead_of_time import Compiled, TrainingProgram
+from kerasdist.backends.jax.ahead_of_time import TrainingProgram
 from kerasdist.backends.jax.mesh.layout import Layout
 from kerasdist.cli.plan import shapes
 from kerasdist.cli.plan.hlo import Collective, collectives, device_work
 from kerasdist.cli.plan.planning import Compilation, Compile, Work
 from kerasdist.core import ownership
-from kerasdist.core.hardware import Target, target_config
+from kerasdist.core.hardware import Target
 from kerasdist.errors import InputError, UnsupportedError
 from kerasdist.keras_compat.internals import GET_JAX_STATE
 
@@ -77,8 +77,11 @@ def first_step(script: str, arguments: Sequence[str], backend: Backend) -> First
     Raises:
         InputError: If the script makes no training step.
     """
-    silent = contextlib.redirect_stdout(sys.stderr)
-    with _intercepted(), registry.used(backend), shapes.of_large_variables(), silent:
+    silent = redirect_stdout(sys.stderr)
+    with registry.used(backend), shapes.of_large_variables(), silent, ExitStack() as stack:
+        for name in _METHODS:  # which `keras.Model` inherits
+            setattr(keras.Model, name, _until_first_step(name))
+            stack.callback(delattr, keras.Model, name)
         try:
             _run(script, arguments)
         except _Reached as reached:
@@ -118,19 +121,9 @@ def _run(script: str, arguments: Sequence[str]) -> None:
         )
 
 
-@contextlib.contextmanager
-def _intercepted() -> Generator[None]:
-    """Replaces the training methods of `keras.Model`, so that a first step ends the script."""
-    for name in _METHODS:
-        setattr(keras.Model, name, _until_first_step(name))
-    try:
-        yield
-    finally:
-        for name in _METHODS:
-            delattr(keras.Model, name)
-
-
 def _until_first_step(name: str) -> Any:
+    """Returns a training method for `keras.Model` whose first step ends the script."""
+
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         own = getattr(super(keras.Model, self), name)
         given = inspect.signature(own).bind(*args, **kwargs).arguments
@@ -187,12 +180,6 @@ def _get_jax_state(self: object, **which: bool) -> tuple[()]:
 _NEEDED = re.compile(r"Used ([\d.]+)([KMGT]?) of")
 
 
-def devices_of(target: Target) -> list[Any]:
-    """Returns the devices of a target in the form that XLA's compiler takes."""
-    chip = target.chip
-    return ahead_of_time.described_devices(chip.platform, target.topology, target_config(chip))
-
-
 def sharding_of(model: keras.Model) -> Any:
     """Returns the argument `sharding` of the strategy under which a model was made."""
     layout = _layout_of(model)
@@ -244,30 +231,20 @@ def compiler(model: keras.Model, batch: object, report: Callable[[str], None]) -
             )
         report(f"compiling for {target}, {examples} examples a device ...")
         offload = of_script is not None and of_script.offload
-        layout = Layout(devices_of(target), logical, sharding, offload=offload)
+        devices = ahead_of_time.described_devices(target)
+        layout = Layout(devices, logical, sharding, offload=offload)
         if trainer is not None and of_script is not None:
             layout.adopt(of_script)
             trainer.replicas.logical_devices = layout
         shapes = ahead_of_time.resized(batch, examples * target.devices)
         program = ahead_of_time.training_program(model, shapes, layout)
-        return _facts(program, ahead_of_time.compiled(program), target, examples)
+        return _facts(program, target, examples)
 
     return compile_step
 
 
-def _facts(
-    program: TrainingProgram, compiled: Compiled, target: Target, examples: int
-) -> Compilation:
-    # `fit` places a batch on accelerators while the step before runs, so memory has two batches.
-    memory = {
-        "parameters": program.state_bytes["trainable"] + program.state_bytes["non_trainable"],
-        "optimizer": program.state_bytes["optimizer"],
-        "metrics": program.state_bytes["metrics"],
-        "input": 2 * program.input_bytes,
-        "activations and temporaries": compiled.temporary_bytes + program.copied_bytes,
-        "outputs": compiled.output_bytes,
-        "program": compiled.code_bytes,
-    }
+def _facts(program: TrainingProgram, target: Target, examples: int) -> Compilation:
+    compiled = ahead_of_time.compiled(program)
     flops = {kind: count / target.devices for kind, count in program.matmul_flops.items()}
     found = [_named(each, program, target) for each in collectives(compiled.text)]
     needed = _NEEDED.search(compiled.refused or "")
@@ -275,7 +252,7 @@ def _facts(
     size = float(needed[1]) * 1024.0 ** " KMGT".index(needed[2] or " ") if needed else 0.0
     return Compilation(
         batch=examples,
-        memory=memory,
+        memory=compiled.memory,
         work=Work(flops, *device_work(compiled.text), host_bytes=program.host_bytes),
         collectives=found,
         refused=compiled.refused,

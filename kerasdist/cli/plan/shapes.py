@@ -17,6 +17,7 @@ import keras
 import numpy as np
 
 from kerasdist import keras_compat
+from kerasdist.core.context import replaced
 from kerasdist.core.ownership import VariableTable
 from kerasdist.errors import InputError
 from kerasdist.keras_compat.internals import INITIALIZE, INITIALIZE_LATER, INITIALIZER
@@ -44,11 +45,9 @@ def of_large_variables() -> Generator[None]:
     for internal in (INITIALIZE, INITIALIZE_LATER, INITIALIZER):
         internal.require()
     _install()
-    _Running.is_now, _Running.read_bytes = True, 0
-    try:
+    _Running.read_bytes = 0
+    with replaced(_Running, "is_now", True):
         yield
-    finally:
-        _Running.is_now = False
 
 
 @cache

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from kerasdist.api.options import CommunicationImplementation, CommunicationOptions
 from kerasdist.backends.tensorflow import internals
+from kerasdist.core.context import replaced_entries
 from kerasdist.training.binding import bind
 
 # The strategies that kerasdist made. Its patches leave a user's own strategies unchanged.
@@ -173,21 +174,9 @@ def start_server(addresses: Sequence[str], rank: int) -> None:
             protocol="grpc",
         )
     )
-    with _sharing_its_port():
+    # The variable lets TensorFlow's server listen on a port that is reserved for this process.
+    with replaced_entries(os.environ, {_REUSE_PORT: "true"}):
         internals.START_RUNTIME.of(runtime)()
-
-
-@contextmanager
-def _sharing_its_port() -> Iterator[None]:
-    """Lets TensorFlow's server listen on a port that this process has reserved for it."""
-    before = os.environ.get(_REUSE_PORT)
-    os.environ[_REUSE_PORT] = "true"
-    try:
-        yield
-    finally:
-        del os.environ[_REUSE_PORT]
-        if before is not None:
-            os.environ[_REUSE_PORT] = before
 
 
 def _cluster(addresses: Sequence[str]) -> tf.train.ClusterSpec:

@@ -13,16 +13,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import queue
 import secrets
 import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Mapping
 from typing import final
 
 from kerasdist.cli.launch import supervisor
 from kerasdist.cli.launch.placement import Slot
+from kerasdist.cli.launch.spec import JobSpec
 from kerasdist.cli.launch.worker import Screen
 from kerasdist.cluster import addresses
 from kerasdist.core.user_warnings import plural
@@ -46,28 +49,23 @@ class Seats:
     """The launcher's seats: connections on which it can start workers on machines that joined.
 
     Args:
-        port: The port to listen on; 0 for any free port.
-        secret: The secret of the job.
+        spec: The description of the job, with the port to listen on.
         screen: The output for messages about machines that have joined.
 
     Raises:
         ClusterError: If the user has set no secret for the job, or the port is taken.
     """
 
-    def __init__(self, port: int, secret: bytes | None, screen: Screen) -> None:
-        if secret is None:
-            raise ClusterError(
-                f"Expected {SECRET} or {SECRET}_FILE, by which a machine proves that it may join. "
-                "Received: neither of them. Set the same secret on this machine and on the other."
-            )
+    def __init__(self, spec: JobSpec, screen: Screen) -> None:
+        proof = _proof_of(spec.variables)
         try:
-            self._listener = socket.create_server(("", port), backlog=BACKLOG)
+            self._listener = socket.create_server(("", spec.join_port or 0), backlog=BACKLOG)
         except (OSError, OverflowError) as error:  # OverflowError: no port has this number
             raise ClusterError(
-                f"Expected a free port for machines that join. Received: {port}: {error}."
+                f"Expected a free port for machines that join. Received: {spec.join_port}: {error}."
             ) from error
         self._screen = screen
-        self._gate = handshake.Gate(Credentials(secret, OF_JOINERS), 1, "[kerasdist]")
+        self._gate = handshake.Gate(proof, 1, "[kerasdist]")
         self._waiting: dict[Slot, socket.socket] = {}
         self._machines: set[str] = set()
         self._lock = threading.Lock()
@@ -137,6 +135,17 @@ class Seats:
             self._screen.say(f"{said}, which the job adds at its next backup, if the job has room")
 
 
+def _proof_of(environ: Mapping[str, str]) -> Credentials:
+    """Returns by what a machine and the launcher prove to each other that the machine may join."""
+    secret = credentials(environ).secret
+    if secret is None:
+        raise ClusterError(
+            f"Expected {SECRET} or {SECRET}_FILE, by which a machine proves that it may join. "
+            "Received: neither of them. Set the same secret on this machine and on the other."
+        )
+    return Credentials(secret, OF_JOINERS)
+
+
 def keep_alive(connection: socket.socket) -> None:
     """Lets the kernel end a connection whose other end is silent for half a minute, as ssh does."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -168,14 +177,8 @@ class Machine:
     """
 
     def __init__(self, host: str, port: int, workers: int) -> None:
-        secret = credentials().secret
-        if secret is None:
-            raise ClusterError(
-                f"Expected {SECRET} or {SECRET}_FILE with the secret of the job. Received: neither "
-                "of them. Set the secret that the launcher of the job has."
-            )
         self._address = host, port
-        self._credentials = Credentials(secret, OF_JOINERS)
+        self._credentials = _proof_of(os.environ)
         self._count = workers
         self._name = secrets.token_hex(8)
         self._ends: queue.SimpleQueue[int | Exception] = queue.SimpleQueue()

@@ -1,7 +1,8 @@
-"""Chooses the slots of each attempt of an elastic job: ``--workers A:B``.
+"""Chooses the slots of each attempt of a job.
 
-A slot is a place for one worker on a host. When a worker has ended, its slot can be used again at
-once, with two exceptions. The slots of a host that ssh cannot reach are left out until the host
+A slot is a place for one worker on a host. A job with a fixed number of workers always has the same
+slots. In an elastic job, ``--workers A:B``, a slot can be used again as soon as its worker has
+ended, with two exceptions. The slots of a host that ssh cannot reach are left out until the host
 answers. A slot whose worker failed by itself in two attempts, without a backup between them, is
 left out for a while, because its GPU may be broken, for example. A machine that joins
 (`joining.py`) adds slots as long as its connections are open. The job uses unused slots at its next
@@ -25,7 +26,6 @@ from kerasdist.cli.launch.placement import Slot, listed, place
 from kerasdist.cli.launch.spec import AttemptResult, JobSpec
 from kerasdist.cli.launch.worker import Events, Screen, Signalled, Waiting
 from kerasdist.errors import ClusterError
-from kerasdist.job.interruption import ExitCode
 
 FAILURES = 2
 """A slot is left out after its workers have failed this often without a backup between."""
@@ -41,36 +41,40 @@ _ANSWER_SECONDS = 40.0  # ssh itself tries to connect for 20 s, and may then wai
 
 
 @final
-class ElasticSlots:
+class Slots:
     """The slots of a job; each attempt gets the slots that can be used.
 
     Args:
         spec: The description of the job.
         events: The queue that gets an event when a backup is saved and slots can be added.
         screen: The output for messages, such as the hosts that the launcher waits for.
-        seats: The seats of machines that join; None if no machine can join.
 
     Raises:
-        ClusterError: If the workers cannot be placed.
+        ClusterError: If the workers cannot be placed, or machines may join a job that cannot grow.
     """
 
-    def __init__(
-        self, spec: JobSpec, events: Events, screen: Screen, seats: Seats | None = None
-    ) -> None:
+    def __init__(self, spec: JobSpec, events: Events, screen: Screen) -> None:
         least, most = spec.min_workers, spec.workers
-        if least is None or not isinstance(most, int) or not 1 <= least <= most:
-            raise ClusterError(
-                "Expected workers and min_workers as numbers, the second not above the first. "
-                f"Received: workers={most!r}, min_workers={least!r}."
-            )
-        self._least, self._most = least, most
-        self._events, self._screen, self._seats = events, screen, seats
-        slots = place(None, spec.hosts) if spec.hosts else ()
-        # If the hosts have more slots than the job needs, the spare slots are kept, too.
-        if len(slots) < self._most:
+        self._is_fixed = least is None and spec.join_port is None
+        self._down: set[str] = set()
+        if self._is_fixed:
             slots = listed(spec)
+            least = most = len(slots)
+        elif least is None or not isinstance(most, int) or not 1 <= least <= most:
+            raise ClusterError(
+                "Expected a range of workers, because the job may shrink and grow. Received: "
+                f"workers={most!r}, min_workers={least!r}. Write for example --workers 2:8."
+            )
+        else:
+            slots = place(None, spec.hosts) if spec.hosts else ()
+            # If the hosts have more slots than the job needs, the spare slots are kept, too.
+            if len(slots) < most:
+                slots = listed(spec)
+            self._down = {slot.host for slot in slots if slot.host is not None}
+        self._least, self._most = least, most
         self._slots = list(slots)
-        self._down = {slot.host for slot in slots if slot.host is not None}
+        self._events, self._screen = events, screen
+        self._seats = None if spec.join_port is None else Seats(spec, screen)
         self._answers: set[str] = set()
         self._asking, self._joining = threading.Lock(), threading.Lock()
         self._failures: Counter[Slot] = Counter()
@@ -116,12 +120,10 @@ class ElasticSlots:
 
     def learn(self, result: AttemptResult) -> None:
         """Counts the failures of slots in an attempt, and leaves out slots that fail again."""
-        if not result.failed:
+        if not result.failed or self._is_fixed:
             return
         endings = result.endings
-        consequences = (0, ExitCode.LOST_WORKER, ExitCode.PREEMPTED)
-        failed = [each for each in endings if not each.stopped and each.exit_code]
-        to_blame = [each for each in failed if each.exit_code not in consequences]
+        to_blame = [each for each in endings if each.failed_by_itself]
         # A worker that hangs does not fail by itself: the other workers report it as lost, and the
         # launcher kills it. So if no worker has failed by itself, the killed workers are to blame.
         to_blame = to_blame or [each for each in endings if each.killed]
@@ -129,10 +131,8 @@ class ElasticSlots:
             slot = self._used[each.rank]
             if each.exit_code == supervisor.LOST and slot.host is not None and not slot.machine:
                 self._down.add(slot.host)  # the next call of `choose` asks whether the host is up
-        if len(to_blame) == len(endings):
-            return  # all have failed, so the script is to blame
-        for each in to_blame:
-            slot = self._used[each.rank]
+            if len(to_blame) == len(endings):
+                continue  # all have failed, so the script is to blame
             self._failures[slot] += 1
             excess = self._failures[slot] - FAILURES
             if excess >= 0:
@@ -155,6 +155,11 @@ class ElasticSlots:
             self._events.put(Waiting(attempt))
         elif self._down and self._asking.acquire(blocking=False):
             threading.Thread(target=self._ask_beside, daemon=True).start()
+
+    def end(self, code: int) -> None:
+        """Reports to the machines that have joined how the job has ended."""
+        if self._seats is not None:
+            self._seats.end(code)
 
     def _usable(self, answering: Collection[str] = ()) -> list[Slot]:
         """Returns the usable slots, with recently failed slots only if there are too few others.

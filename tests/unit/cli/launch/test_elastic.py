@@ -7,7 +7,7 @@ import pytest
 
 from kerasdist.cli.launch import start
 from kerasdist.cli.launch.elastic import slots
-from kerasdist.cli.launch.elastic.slots import ElasticSlots
+from kerasdist.cli.launch.elastic.slots import Slots
 from kerasdist.cli.launch.placement import Slot
 from kerasdist.cli.launch.spec import AttemptResult, JobSpec, WorkerExit
 from kerasdist.cli.launch.worker import Screen, Waiting
@@ -22,12 +22,10 @@ class Job:
     def __init__(self, monkeypatch, **spec):
         self.down, self.now, self.asked = set(), 0.0, []
         monkeypatch.setattr(slots, "time", types.SimpleNamespace(monotonic=lambda: self.now))
-        monkeypatch.setattr(
-            ElasticSlots, "_ask", lambda _, hosts: set(filter(self._answers, hosts))
-        )
-        monkeypatch.setattr(ElasticSlots, "_pause", lambda _: self._pass(100.0))
+        monkeypatch.setattr(Slots, "_ask", lambda _, hosts: set(filter(self._answers, hosts)))
+        monkeypatch.setattr(Slots, "_pause", lambda _: self._pass(100.0))
         self.events = queue.SimpleQueue()
-        self.slots = ElasticSlots(JobSpec(COMMAND, **spec), self.events, Screen())
+        self.slots = Slots(JobSpec(COMMAND, **spec), self.events, Screen())
         self.attempt = -1
 
     def _answers(self, host):
@@ -157,8 +155,8 @@ def test_too_few_hosts(monkeypatch):
 
 def test_what_is_no_range():
     spec = JobSpec(COMMAND, hosts=["a,b"], min_workers=1)
-    with pytest.raises(ClusterError, match="Expected workers and min_workers as numbers"):
-        ElasticSlots(spec, queue.SimpleQueue(), Screen())
+    with pytest.raises(ClusterError, match="Expected a range of workers"):
+        Slots(spec, queue.SimpleQueue(), Screen())
 
 
 def test_shares_of_the_machine_stay(monkeypatch):

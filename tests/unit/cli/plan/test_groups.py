@@ -6,7 +6,7 @@ import keras
 import pytest
 
 from kerasdist.cli.plan import report
-from kerasdist.cli.plan.groups import WeightGroups, planned_groups, weight_groups
+from kerasdist.cli.plan.groups import WeightGroups, weight_groups
 from kerasdist.core.hardware import parse_target
 from kerasdist.core.sharding import Sharding
 from tests.unit.cli.plan.test_command import compilation, plan_of, shown
@@ -22,23 +22,22 @@ def model_of(layers):
     return model
 
 
+def sizes_of(model, *limit):
+    return list(weight_groups(model, Sharding("full", 1), parse_target("4xh100"), *limit).sizes)
+
+
 def test_small_layers_are_together_and_a_layer_is_never_divided():
     model = model_of(5)
-    assert list(weight_groups(model, Sharding("full", 1), 4).sizes) == [5 * LAYER]
-    assert list(weight_groups(model, Sharding("full", 1), 4, 2 * LAYER).sizes) == [
-        2 * LAYER,
-        2 * LAYER,
-        LAYER,
-    ]
-    assert list(weight_groups(model, Sharding("full", 1), 4, 1).sizes) == [LAYER] * 5
+    assert sizes_of(model) == [5 * LAYER]
+    assert sizes_of(model, 2 * LAYER) == [2 * LAYER, 2 * LAYER, LAYER]
+    assert sizes_of(model, 1) == [LAYER] * 5
 
 
 def test_a_group_may_have_weights_of_several_types():
     layers = [keras.layers.Dense(WIDTH, dtype=one) for one in ("float32", "bfloat16", "bfloat16")]
     model = keras.Sequential([keras.Input((WIDTH,)), *layers])
     model.compile("sgd", "mse")
-    groups = weight_groups(model, Sharding("full", 1), 4)
-    assert list(groups.sizes) == [2 * LAYER]
+    assert sizes_of(model) == [2 * LAYER]
 
 
 def test_a_step_gathers_twice_but_for_the_last_group_and_scatters_once():
@@ -60,14 +59,14 @@ def test_what_hides_a_group_is_the_work_of_the_one_before_it():
 
 def test_only_fully_sharded_models_on_several_gpus_have_groups():
     model, full = model_of(2), Sharding("full", 1)
-    assert planned_groups(model, full, parse_target("8xh100")) == weight_groups(model, full, 8)
+    assert weight_groups(model, full, parse_target("8xh100")) is not None
     for sharding, target in (
         (full, "h100"),
         (full, "v5e:2x2"),
         (Sharding("optimizer", 1), "8xh100"),
         (None, "8xh100"),
     ):
-        assert planned_groups(model, sharding, parse_target(target)) is None
+        assert weight_groups(model, sharding, parse_target(target)) is None
 
 
 def planned(groups):
