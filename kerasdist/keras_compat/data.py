@@ -44,7 +44,7 @@ class _Empty(PyDataset):
 @functools.cache
 def _base_of_adapters() -> type:
     """Returns the class from which all data adapters of Keras derive."""
-    return type(internals.GET_DATA_ADAPTER.get()(_Empty())).__mro__[-2]
+    return type(internals.GET_DATA_ADAPTER.value(_Empty())).__mro__[-2]
 
 
 class _TypeOfAdapters(type):
@@ -80,7 +80,7 @@ class _Given:
 
 def get_data_adapter(x: Any, y: Any = None, **arguments: Any) -> Any:
     """Returns Keras's data adapter for a source; an adapter is returned as it is."""
-    adapter = internals.GET_DATA_ADAPTER.get()(x, y, **arguments)
+    adapter = internals.GET_DATA_ADAPTER.value(x, y, **arguments)
     if adapter is not x:
         setattr(adapter, _GIVEN, _Given(x, arguments.get("shuffle", False)))
     return adapter
@@ -411,7 +411,7 @@ def torch_rows(adapter: object, chosen: Chosen) -> Iterator[tuple[Any, int]]:
 def tensorflow_rows(adapter: Any, chosen: Chosen, made: Callable[[Any, Any], Any]) -> Any:
     """Returns a dataset with ``made(selected rows, numbers of all rows)`` for each batch."""
     tf = sys.modules["tensorflow"]
-    arrays = internals.SLICEABLE.get()(internals.ARRAYS.of(adapter), target_backend="tensorflow")
+    arrays = internals.SLICEABLE.value(internals.ARRAYS.of(adapter), target_backend="tensorflow")
     data = tf.data.Dataset.from_tensors(keras.tree.lists_to_tuples(arrays)).repeat()
     options = tf.data.Options()
     # Keras sets this option too, because TensorFlow would serialize the arrays otherwise.
@@ -446,7 +446,7 @@ def _numbers(adapter: Any) -> Any:
 
 def _taker(adapter: Any, framework: str, finish: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Returns a function that takes row numbers, and returns the rows in the framework's form."""
-    sliceables = internals.SLICEABLE.get()(internals.ARRAYS.of(adapter), target_backend=framework)
+    sliceables = internals.SLICEABLE.value(internals.ARRAYS.of(adapter), target_backend=framework)
 
     def take_rows(numbers: object) -> Any:
         def rows(sliceable: Any) -> Any:

@@ -100,7 +100,7 @@ def shapes_of_example(model: keras.Model) -> list[object]:
     def of_one(spec: keras.KerasTensor) -> keras.KerasTensor:
         return keras.KerasTensor((1, *spec.shape[1:]), spec.dtype)
 
-    signature = internals.INPUT_SIGNATURE.get()(model)
+    signature = internals.INPUT_SIGNATURE.value(model)
     return [keras.tree.map_structure(of_one, each) for each in signature or ()]
 
 
@@ -411,7 +411,7 @@ def is_of_examples(metric: Any) -> bool:
 def whole_batch(x: object, y: object, sample_weight: object) -> Any:
     """Returns arrays as one batch of tensors, in the form in which Keras passes it to a step."""
     rows = len(next(leaf for leaf in keras.tree.flatten(x) if leaf is not None))
-    make = internals.GET_DATA_ADAPTER.get()
+    make = internals.GET_DATA_ADAPTER.value
     adapter = make(x, y, sample_weight=sample_weight, batch_size=rows, shuffle=False)
     batch = next(iter(adapter.get_numpy_iterator()))
     return keras.tree.map_structure(
@@ -443,7 +443,7 @@ def require_scaling(*, in_fit: bool) -> None:
 def register_tree_node(kind: type[Any]) -> None:
     """Lets `keras.tree` flatten and rebuild objects of a class; their leaves are in `values`."""
     # Keras has a module for each tree library. `tree` is the module for the library in use.
-    tree: Any = internals.TREE.get() if internals.TREE.is_there() else None
+    tree: Any = internals.TREE.value if internals.TREE.is_there() else None
     if hasattr(tree, "torch_tree"):
         torch_tree = tree.torch_tree
         torch_tree.register_pytree_node(
@@ -469,12 +469,12 @@ def register_tree_node(kind: type[Any]) -> None:
 
 def get_keras_mask(tensor: Any) -> Any:
     """Returns the mask that Keras keeps for a tensor, None if there is none."""
-    return internals.GET_MASK.get()(tensor)
+    return internals.GET_MASK.value(tensor)
 
 
 def set_keras_mask(tensor: Any, mask: Any) -> None:
     """Sets the mask that Keras keeps for a tensor."""
-    internals.SET_MASK.get()(tensor, mask)
+    internals.SET_MASK.value(tensor, mask)
 
 
 def keep_keras_mask(before: Any, after: Any, change: Callable[[Any], Any] | None = None) -> Any:
@@ -487,7 +487,7 @@ def keep_keras_mask(before: Any, after: Any, change: Callable[[Any], Any] | None
 
 def apply_mask(sample_weight: Any, mask: Any, *, dtype: Any, reduction: str) -> Any:
     """Returns sample weights with a mask applied, by Keras's own function without patches."""
-    keras_own = inspect.unwrap(internals.APPLY_MASK.get())
+    keras_own = inspect.unwrap(internals.APPLY_MASK.value)
     return keras_own(sample_weight, mask, dtype=dtype, reduction=reduction)
 
 

@@ -22,7 +22,7 @@ from typing import Any, final
 
 import keras
 
-from kerasdist.core.internals import Internal, value_at
+from kerasdist.core.internals import Internal, place_at
 from kerasdist.keras_compat import internals
 from kerasdist.keras_compat.models import VERSION, backend_name, is_builtin, ops
 
@@ -234,8 +234,8 @@ def install(**functions: Function | Method) -> None:
 
 
 def _put_in(patch: Patch, path: str, functions: Mapping[str, Function | Method]) -> None:
-    owner_path, name = _split(path)
-    owner = value_at(owner_path)
+    owner, name = place_at(path)
+    owner_path = path.rpartition(".")[0]
     now = inspect.getattr_static(owner, name)
     if isinstance(now, ModuleType):
         _patched.add(path)
@@ -263,13 +263,6 @@ def _is_defined(owner: Any, name: str) -> bool:
     """Returns whether Keras itself defines a method in a class, and not another library."""
     own = vars(owner).get(name)
     return (id(owner), name) in _places or is_builtin(getattr(own, "fget", own))
-
-
-def _split(path: str) -> tuple[str, str]:
-    """Returns the path of the object that has an attribute, and the attribute's name."""
-    module, _, names = path.partition(":")
-    owner, _, name = names.rpartition(".")
-    return (f"{module}:{owner}" if owner else module), name
 
 
 def _base_of(path: str, owner: Any) -> type:

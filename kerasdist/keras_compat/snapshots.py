@@ -56,13 +56,13 @@ class Snapshot:
 
         If reading the state needs collectives, all workers must make the snapshot.
         """
-        assets = None if weights_only else internals.ASSETS_FILE.get()
-        self._texts = None if weights_only else internals.SERIALIZE_MODEL.get()(model)
+        assets = None if weights_only else internals.ASSETS_FILE.value
+        self._texts = None if weights_only else internals.SERIALIZE_MODEL.value(model)
         self._assets: Any = None if assets is None else assets(_ASSETS, mode="w")
-        self._fits_in_memory = weights_only or internals.FITS_IN_MEMORY.get()(model)
-        self._values: _Copies = as_class_of_keras(_Copies, internals.WEIGHTS_FILE.get())(memory)
+        self._fits_in_memory = weights_only or internals.FITS_IN_MEMORY.value(model)
+        self._values: _Copies = as_class_of_keras(_Copies, internals.WEIGHTS_FILE.value)(memory)
         try:
-            internals.SAVE_STATE.get()(model, self._values, self._assets, "", set())
+            internals.SAVE_STATE.value(model, self._values, self._assets, "", set())
         except BaseException:
             self.discard()
             raise
@@ -76,7 +76,7 @@ class Snapshot:
             with tempfile.TemporaryDirectory() as folder:
                 here = Path(folder, Path(path).name)
                 self._write(here)
-                internals.COPY_FILE.get()(str(here), path)
+                internals.COPY_FILE.value(str(here), path)
         finally:
             self.discard()
 
@@ -86,7 +86,7 @@ class Snapshot:
             self._assets.close()
 
     def _write(self, path: Path) -> None:
-        file = internals.WEIGHTS_FILE.get()
+        file = internals.WEIGHTS_FILE.value
         if self._texts is None or self._assets is None:
             self._write_weights(file(path, mode="w"))
             return

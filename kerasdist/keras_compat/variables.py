@@ -61,7 +61,7 @@ def outside_stateless_scopes() -> Iterator[None]:
     if name is None:  # Keras stores scopes in another way, so strategies are refused
         yield
         return
-    place = KNOWN[internals.THREAD_STATE]
+    place = internals.THREAD_STATE.place
     threads = getattr(*place)
     scope = getattr(threads, name, None)
     setattr(threads, name, current.trial)

@@ -190,7 +190,7 @@ def _fit(original: Original, trainer: TrainerLike, call: inspect.BoundArguments)
     # Facts about this call that the workers compare.
     facts = {} if job is None else worker_agreement.given(job, replicas, given)
     if given["validation_split"] and given["validation_data"] is None:
-        arrays, given["validation_data"] = keras_compat.internals.SPLIT_ARRAYS.get()(
+        arrays, given["validation_data"] = keras_compat.internals.SPLIT_ARRAYS.value(
             (given["x"], given["y"], given["sample_weight"]),
             validation_split=given["validation_split"],
         )

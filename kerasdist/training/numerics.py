@@ -73,7 +73,7 @@ def call_loss(original: Callable[..., Any], loss: Any, y_true: Any, y_pred: Any)
         return original(loss, y_true, y_pred)
     values = original(loss, *gather_rows(replica, (y_true, y_pred)))
     if loss.fn is not keras.losses.circle:
-        return internals.REDUCE_VALUES.get()(values, None, loss.reduction)
+        return internals.REDUCE_VALUES.value(values, None, loss.reduction)
     sizes = replica.collectives.all_stack(ops.cast(replica.local_batch.size, "int32"))
     begin = ops.sum(sizes[: replica.replica_id_in_sync_group])
     end = begin + replica.local_batch.size

@@ -41,7 +41,7 @@ def described_devices(platform: str, topology: str, target_config: str | None = 
         target_config: XLA's description of the GPU; needed for GPUs only.
     """
     options = {"topology": topology, "target_config": target_config} if target_config else {}
-    return list(GET_TOPOLOGY.get()(topology, platform=platform, **options).devices)
+    return list(GET_TOPOLOGY.value(topology, platform=platform, **options).devices)
 
 
 @final

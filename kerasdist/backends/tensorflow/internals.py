@@ -42,6 +42,7 @@ IN_XLA = internal(
     "tensorflow.python.ops.control_flow_util:GraphOrParentsInXlaContext",
     "the error that XLA cannot compile strategy.run",
     "XLA raises its own error in place of kerasdist's",
+    otherwise=lambda graph: False,
 )
 
 # Scopes and strategies.

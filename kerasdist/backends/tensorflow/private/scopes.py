@@ -97,7 +97,7 @@ def on_one_copy(index: int) -> Iterator[OneCopy]:
     Yields a stand-in for the strategy: an optimizer that gets the stand-in as its strategy updates
     only that copy.
     """
-    with internals.UPDATE_CONTEXT.get()(index):
+    with internals.UPDATE_CONTEXT.value(index):
         yield OneCopy(index)
 
 

@@ -78,7 +78,7 @@ def keeps_one_copy(native_strategy: tf.distribute.Strategy) -> bool:
 
 def mirrored(parts: Sequence[Any]) -> Any:
     """Returns a ``tf.distribute`` value whose components are equal."""
-    return internals.MIRRORED.get()(parts)
+    return internals.MIRRORED.value(parts)
 
 
 def is_distributed(variable: object) -> bool:
@@ -153,7 +153,7 @@ def start_server(addresses: Sequence[str], rank: int) -> None:
     `tf.distribute.MultiWorkerMirroredStrategy` does the same when it is made, but without time-outs
     for waits. For a second strategy it would start the runtime again.
     """
-    runtime: Any = internals.EAGER_CONTEXT.get()()
+    runtime: Any = internals.EAGER_CONTEXT.value()
     internals.CONFIGURE_COLLECTIVES.of(runtime)(
         collective_leader=f"/job:{_JOB}/replica:0/task:0",
         scoped_allocator_enabled_ops=("CollectiveReduce",),
@@ -263,13 +263,13 @@ def remember_sum(variable: object, total: tf.Tensor) -> None:
 @cache
 def _shared_sum_class() -> type:
     internals.READ_SYNC_ON_READ.require()
-    return type("SharedSum", (SharedSum, internals.SYNC_ON_READ_VARIABLE.get()), {})
+    return type("SharedSum", (SharedSum, internals.SYNC_ON_READ_VARIABLE.value), {})
 
 
 def _in_cross_replica_code() -> bool:
     # Outside of every scope, variables enter their strategy's cross-replica context by themselves.
     is_outside = tf.distribute.in_cross_replica_context() or not tf.distribute.has_strategy()
-    return is_outside and not internals.IN_UPDATE.get()()
+    return is_outside and not internals.IN_UPDATE.value()
 
 
 @final
@@ -321,11 +321,11 @@ class _Extended(_Native):
         # TensorFlow would broadcast the chief's value of each variable separately, and wait forever
         # if workers make different variables. `InitialBroadcast` first compares the variables, and
         # then broadcasts all values together.
-        return internals.INITIAL_VALUE.get()(self, replica_id, device, primary_var, **kwargs)
+        return internals.INITIAL_VALUE.value(self, replica_id, device, primary_var, **kwargs)
 
     def _create_variable(self, next_creator: Any, **kwargs: object) -> Any:
         variable = super()._create_variable(next_creator, **kwargs)
-        if type(variable) is internals.SYNC_ON_READ_VARIABLE.get():
+        if type(variable) is internals.SYNC_ON_READ_VARIABLE.value:
             variable.__class__ = _shared_sum_class()
             if tf.executing_eagerly():
                 variable.remember_first()
@@ -334,7 +334,7 @@ class _Extended(_Native):
 
 @cache
 def _extended_class() -> type:
-    own = internals.WORKERS_EXTENDED.get()
+    own = internals.WORKERS_EXTENDED.value
     for replaced in (
         internals.CHECKS_HEALTH,
         internals.SERVER_STARTED,
