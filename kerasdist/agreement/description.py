@@ -479,7 +479,7 @@ def of_data(data: Any, job: Job | None) -> Any:
     if job is not None and shards_itself(data):
         return "a part of a tf.data.Dataset"
     kind = type(data).__name__
-    if isinstance(data, keras_compat.DataAdapter):
+    if keras_compat.is_data_adapter(data):
         return "data of the same call"  # validation data, which `fit` passes to `evaluate`
     if keras_compat.is_tf_dataset(data):
         return {"class": "tf.data.Dataset", "element_spec": str(data.element_spec)}

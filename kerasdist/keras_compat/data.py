@@ -33,38 +33,26 @@ def as_class_of_keras(kind: type, base: type) -> type:
     if issubclass(kind, base):
         return kind
     body = {"__module__": kind.__module__, "__doc__": kind.__doc__}
-    return type(kind)(kind.__name__, (kind, base), body)
-
-
-class _Empty(PyDataset):
-    def __len__(self) -> int:
-        return 0
+    return type(kind.__name__, (kind, base), body)
 
 
 @functools.cache
 def _base_of_adapters() -> type:
     """Returns the class from which all data adapters of Keras derive."""
-    return type(internals.GET_DATA_ADAPTER.value(_Empty())).__mro__[-2]
+    return type(internals.GET_DATA_ADAPTER.value(np.zeros((1, 1)))).__mro__[-2]
 
 
-class _TypeOfAdapters(type):
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+class DataAdapter:
+    """A base class for data adapters that Keras accepts."""
+
+    def __new__(cls, *args: object, **kwargs: object) -> Any:
         """Makes an adapter that is also an instance of the base class of Keras's adapters."""
-        return type.__call__(as_class_of_keras(cls, _base_of_adapters()), *args, **kwargs)
-
-    def __instancecheck__(cls, instance: object) -> bool:
-        if cls is DataAdapter:
-            return isinstance(instance, _base_of_adapters())
-        return super().__instancecheck__(instance)
+        return super().__new__(as_class_of_keras(cls, _base_of_adapters()))
 
 
-class DataAdapter(metaclass=_TypeOfAdapters):
-    """A base class for data adapters that Keras accepts; Keras's own adapters are instances too."""
-
-    @property
-    def num_batches(self) -> int | None:
-        """Number of batches; None if it is not known."""
-        raise NotImplementedError
+def is_data_adapter(source: object) -> bool:
+    """Returns whether this is a data adapter, of Keras or one that Keras accepts."""
+    return isinstance(source, _base_of_adapters())
 
 
 # The attribute, set on an adapter of Keras, with the source from which Keras made the adapter.

@@ -275,7 +275,7 @@ def _adapt(
 def _adapted(
     trainer: TrainerLike, x: object, position: Position | None = None, **arguments: object
 ) -> Any:
-    if isinstance(x, keras_compat.DataAdapter):
+    if keras_compat.is_data_adapter(x):
         return x
     job = trainer.replicas.job
     if isinstance(x, DistributedDataset) or (job is not None and shards_itself(x)):
