@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import CodeType, ModuleType
@@ -58,12 +57,13 @@ class Internal:
     @property
     def package(self) -> str:
         """The internal's package: ``"keras"``, ``"tensorflow"``, ``"jax"`` or ``"torch"``."""
-        return re.split("[:.]", next(iter(self.spellings)))[0]
+        return next(iter(self.spellings)).partition(":")[0].partition(".")[0]
 
     @functools.cached_property
     def attribute(self) -> str:
         """The attribute's name in the installed version."""
-        return re.split("[:.]", self.path or next(iter(self.spellings)))[-1]
+        path = self.path or next(iter(self.spellings))
+        return path.rpartition(":")[2].rpartition(".")[2]
 
     @functools.cached_property
     def path(self) -> str | None:

@@ -187,11 +187,6 @@ FUNCTION_ARGUMENTS = internal(
     "losses and metrics of Keras that mix the examples of a batch",
 )
 CLEAR_LOSSES = internal("keras:Layer._clear_losses", "add_loss in a replica")
-LOSS_OF_FUNCTION = internal(
-    "keras.src.losses.losses:LossFunctionWrapper.call",
-    "losses of Keras that mix the examples of a batch",
-    backends=_BY_REPLICA,
-)
 REDUCE_WEIGHTED_VALUES = _each_fit(
     "keras.src.losses.loss:reduce_weighted_values", backends=_BY_REPLICA
 )

@@ -365,13 +365,6 @@ def is_complete(model: Any) -> bool:
     return has_built_layers(model) and all(one is None or one.built for one in compiled)
 
 
-def clear_losses_on(layers: Iterable[Any]) -> None:
-    """Removes the losses of the last calls of layers."""
-    name = internals.LOSSES.attribute
-    for layer in layers:
-        getattr(layer, name).clear()
-
-
 def require_losses_of_layers() -> None:
     """Raises a `VersionError` if Keras lacks an internal that `add_loss` in replicas needs."""
     internals.LOSSES.require()
@@ -386,14 +379,6 @@ def loss_ids_on(layer: Any) -> set[int]:
     The set is empty if Keras lacks it; `require_losses_of_layers` then refuses `add_loss`.
     """
     return getattr(layer, internals.LOSS_IDS.attribute, set())
-
-
-def may_mix_examples(loss: Any) -> bool:
-    """Returns whether a loss, in any form that `compile` takes, is Keras's and may mix examples."""
-    if isinstance(loss, str):
-        loss = keras.losses.get(loss)
-    function = getattr(loss, "fn", loss)
-    return getattr(function, "__name__", "") in _AXES and is_builtin(function)
 
 
 def is_of_examples(metric: Any) -> bool:

@@ -24,7 +24,7 @@ import keras
 
 from kerasdist.core.internals import Internal, place_at
 from kerasdist.keras_compat import internals
-from kerasdist.keras_compat.models import VERSION, backend_name, is_builtin, ops
+from kerasdist.keras_compat.models import backend_name, is_builtin
 
 Function = Callable[..., Any]
 
@@ -89,7 +89,11 @@ _VARIABLE = "keras:Variable"
 _LOSS_SCALE = "keras.optimizers:LossScaleOptimizer"
 _NORMALIZATION = "keras.layers:BatchNormalization"
 _TORCH_MODULE = "keras.layers:TorchModuleWrapper"
-_TORCH = ("torch",)
+_LOSS = "keras.losses:CosineSimilarity"
+_TORCH, _BY_REPLICA = ("torch",), ("tensorflow", "torch")
+
+INHERITED = (f"{_MODEL}.compile", f"{_LOSS}.call")
+"""Methods that are replaced in the class from which the class in the path inherits them."""
 
 BASES = (_MODEL, _LAYER, _OPTIMIZER, _VARIABLE)
 """The public classes of Keras to which a base class may be added, by their ``__bases__``."""
@@ -108,7 +112,7 @@ PATCHES: tuple[Patch, ...] = (
     *_of(_MODEL, "load_weights", "compares all shapes first"),
     _at(internals.READ_WEIGHT, "read_weight", "a comparison reads shapes alone"),
     # Losses and normalization.
-    _at(internals.LOSS_OF_FUNCTION, "call_loss", "losses that mix examples see all rows"),
+    *_of(_LOSS, "call", "losses that mix examples see all rows", "call_loss", _BY_REPLICA),
     Patch(("reduce_loss",), internals.REDUCE_WEIGHTED_VALUES, "a mean counts the global batch"),
     _at(internals.SCALE_LOSS, "scale_loss scale_outside", "divides a loss in custom loops"),
     _at(internals.UNSCALE_LOSS, "unscale_loss scale_outside", "undoes the division"),
@@ -243,7 +247,7 @@ def _put_in(patch: Patch, path: str, functions: Mapping[str, Function | Method])
         for each, function in tuple(vars(now).items()):
             if hasattr(public, each) and callable(function) and not inspect.isclass(function):
                 _replace(patch, now, each, function, functions)
-    elif path == f"{_MODEL}.compile":
+    elif path in INHERITED:
         owner = next(one for one in owner.__mro__ if name in vars(one))
         _patched.add(path)
         _replace(patch, owner, name, now, functions)
@@ -282,8 +286,6 @@ def _replace(
     place = _places.get((id(owner), name))
     if place is None:
         original: Any = now.fget if isinstance(now, property) else getattr(now, "__func__", now)
-        if name == "apply_mask" and VERSION < (3, 15):
-            original = _without_change_of_mask(original)
         place = _places[id(owner), name] = _Place(original)
     place.functions.update(functions)
     listed = [place.functions[one] for one in patch.functions if one in place.functions]
@@ -315,13 +317,3 @@ def _as_function(call: Function, original: Function) -> Function:
     if original.__name__ != "build":
         call.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]
     return call
-
-
-def _without_change_of_mask(original: Function) -> Function:
-    """Returns an ``apply_mask`` that leaves the given mask unchanged, as in Keras from 3.15 on."""
-
-    @functools.wraps(original)
-    def apply_mask(sample_weight: object, mask: object, **options: object) -> Any:
-        return original(sample_weight, None if mask is None else ops.copy(mask), **options)
-
-    return apply_mask

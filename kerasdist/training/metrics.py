@@ -201,9 +201,8 @@ def prepare(model: Any, strategy: Strategy) -> None:
 
     This includes metrics and regularizers that were made outside of the scope.
 
-    Raises an error for losses and random draws that replicas cannot compute exactly.
+    Raises an error for random draws that replicas cannot compute exactly.
     """
-    numerics.require_losses(model)
     randomness.require_draws(model)
     layer_losses.prepare(model)
     for metric in metrics_of(model):

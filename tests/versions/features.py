@@ -56,7 +56,7 @@ FEATURES: Mapping[str, Use] = dict(
             (uses.train_sharded, "CALL_CONTEXT TORCH_DEVICE SHAPE", _TORCH),
             (uses.clip_sharded, "CLIP_GRADIENTS", _TORCH),
             (uses.add_losses, "CLEAR_LOSSES LOSSES LOSS_IDS"),
-            (uses.mix_examples, "LOSS_OF_FUNCTION REDUCE_VALUES"),
+            (uses.mix_examples, "REDUCE_VALUES"),
             (uses.mix_examples, "FUNCTION_ARGUMENTS", (), _BY_REPLICA),
             (uses.reduce_a_loss_in_a_replica, "SCALE_LOSS UNSCALE_LOSS"),
             (uses.mask_with_weights, "APPLY_MASK"),
