@@ -27,11 +27,6 @@ _wiring = partial(
     feature="comparing models on all workers, and KerasHub's exports",
     without="the connections of layers are not compared, and exports are refused",
 )
-_saved_parts = partial(
-    internal,
-    feature="saving metrics and regularizers of a strategy's model under their public names",
-    without="the file has the private names of Keras's modules",
-)
 _outside_optimizer = partial(
     internal, feature="an optimizer that was built outside of the scope", backends=_TENSORFLOW
 )
@@ -114,8 +109,6 @@ TREE = internal(
     "keras.tree on distributed values",
     "keras.tree treats a distributed value as a leaf",
 )
-CUSTOM_NAMES = _saved_parts("keras.src.saving.object_registration:GLOBAL_CUSTOM_NAMES")
-EXPORTED_NAMES = _saved_parts("keras.src.api_export:REGISTERED_OBJS_TO_NAMES")
 
 # Keras's state of each thread, and the names of its entries.
 

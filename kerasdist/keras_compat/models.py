@@ -270,21 +270,6 @@ MIXING = frozenset(_AXES)
 """The names of Keras's loss and metric functions that may mix examples."""
 
 
-def serialize_as(own: Any, stand_in: Any) -> None:
-    """Lets objects of the class `stand_in` be saved and pickled as objects of the class `own`."""
-    for registry in (internals.CUSTOM_NAMES, internals.EXPORTED_NAMES):
-        names = registry.get() if registry.is_there() else {}
-        if own in names:
-            names[stand_in] = names[own]
-    if own.__reduce__ is not object.__reduce__:
-
-        def reduce(kept: object) -> tuple[object, ...]:
-            function, *rest = own.__reduce__(kept)
-            return (getattr(own, function.__name__), *rest)  # a function that pickle finds in `own`
-
-        stand_in.__reduce__ = reduce
-
-
 def parts_of(model: keras.Model) -> list[Any]:
     """Returns a model and all objects that hold its variables."""
     return [model, *flat_layers(model), *optimizers_of(model), *model.metrics]

@@ -104,7 +104,6 @@ FEATURES: Mapping[str, Use] = dict(
             (uses.watch, "INPUT_SIGNATURE"),
             (uses.back_up_arrays, "CALLBACK_MODEL"),
             (uses.flatten_values_of_replicas, "TREE"),
-            (uses.save_with_metrics, "CUSTOM_NAMES EXPORTED_NAMES"),
             (uses.save_behind, "SAVE_STATE SERIALIZE_MODEL WEIGHTS_FILE ASSETS_FILE"),
             (uses.save_behind, "FITS_IN_MEMORY"),
         ),
