@@ -156,6 +156,13 @@ def internals_of(table: ModuleType) -> dict[str, Internal]:
     return {name: value for name, value in vars(table).items() if isinstance(value, Internal)}
 
 
+def require_all(table: ModuleType, feature: str) -> None:
+    """Raises a `VersionError` if an internal that a feature needs is missing."""
+    for internal in internals_of(table).values():
+        if internal.feature == feature:
+            internal.require()
+
+
 def _spoken(package: str) -> str:
     return {"keras": "Keras", "tensorflow": "TensorFlow", "jax": "JAX", "torch": "PyTorch"}[package]
 

@@ -14,8 +14,9 @@ _TENSORFLOW, _TORCH, _COMPILED = ("tensorflow",), ("torch",), ("jax", "torch")
 _BY_REPLICA = ("tensorflow", "torch")  # on JAX, `fit` is one global program
 
 # Features that need several internals.
+SHARDING, SAVE_ASYNC = "sharding=", 'kerasdist.callbacks.ModelCheckpoint(save="async")'
 _each_fit = partial(internal, feature=_FIT, in_each_fit=True)
-_sharding = partial(internal, feature="sharding=", backends=_TORCH)
+_sharding = partial(internal, feature=SHARDING, backends=_TORCH)
 _first_batch = partial(
     internal,
     feature="the comparison of a first batch with one device",
@@ -37,9 +38,7 @@ _files = partial(
     backends=_COMPILED,
 )
 _background = partial(
-    internal,
-    feature='kerasdist.callbacks.ModelCheckpoint(save="async")',
-    without="training waits for each file, with a warning",
+    internal, feature=SAVE_ASYNC, without="training waits for each file, with a warning"
 )
 _own_rows = partial(
     internal,
@@ -130,7 +129,7 @@ TORCH_DEVICE = Internal(
         "keras.src.backend.torch.ops.core:get_device.torch_device": "3.16",
         "keras.src.backend.torch.core:get_device.torch_device": "3.12 to 3.15",
     },
-    "sharding=",
+    SHARDING,
     backends=_TORCH,
 )
 SEED_GENERATOR = Internal(
@@ -235,8 +234,7 @@ WEIGHTS_FILE = _background("keras.src.saving.saving_lib:H5IOStore")
 ASSETS_FILE = _background("keras.src.saving.saving_lib:DiskIOStore")
 FITS_IN_MEMORY = _background("keras.src.saving.saving_lib:is_memory_sufficient")
 COPY_FILE = internal(
-    "keras.src.saving.saving_lib:file_utils.copy",
-    f"{_background.keywords['feature']} on gs:// and the like",
+    "keras.src.saving.saving_lib:file_utils.copy", f"{SAVE_ASYNC} on gs:// and the like"
 )
 
 # Optimizers.

@@ -16,6 +16,7 @@ import keras
 import numpy as np
 
 from kerasdist.core import whole_files
+from kerasdist.core.internals import require_all
 from kerasdist.errors import VersionError
 from kerasdist.keras_compat import internals
 from kerasdist.keras_compat.data import as_class_of_keras
@@ -30,18 +31,14 @@ Getting new memory from the system takes several times as long as the copy itsel
 # The names of the members of a ``.keras`` file.
 _METADATA, _CONFIG, _WEIGHTS, _ASSETS = "metadata.json", "config.json", "model.weights.h5", "assets"
 
-_NEEDED = (
-    internals.SAVE_STATE,
-    internals.SERIALIZE_MODEL,
-    internals.WEIGHTS_FILE,
-    internals.ASSETS_FILE,
-    internals.FITS_IN_MEMORY,
-)
-
 
 def why_no_snapshots() -> VersionError | None:
     """Returns an error if Keras lacks an internal that snapshots need; otherwise None."""
-    return next((one.missing() for one in _NEEDED if not one.is_there()), None)
+    try:
+        require_all(internals, internals.SAVE_ASYNC)
+    except VersionError as error:
+        return error
+    return None
 
 
 @final

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from kerasdist.api.options import CommunicationImplementation, CommunicationOptions
 from kerasdist.backends.tensorflow import internals
+from kerasdist.core.internals import require_all
 
 # The strategies that kerasdist made. Its patches leave a user's own strategies unchanged.
 ours: WeakSet[tf.distribute.Strategy] = WeakSet()
@@ -262,7 +263,6 @@ def remember_sum(variable: object, total: tf.Tensor) -> None:
 
 @cache
 def _shared_sum_class() -> type:
-    internals.READ_SYNC_ON_READ.require()
     return type("SharedSum", (SharedSum, internals.SYNC_ON_READ_VARIABLE.value), {})
 
 
@@ -334,18 +334,8 @@ class _Extended(_Native):
 
 @cache
 def _extended_class() -> type:
-    own = internals.WORKERS_EXTENDED.value
-    for replaced in (
-        internals.CHECKS_HEALTH,
-        internals.SERVER_STARTED,
-        internals.LOCAL_DEVICES,
-        internals.WORKERS_INITIAL_VALUE,
-        internals.INITIAL_VALUE,
-        internals.CREATE_VARIABLE,
-    ):
-        replaced.require()
-    _shared_sum_class()
-    return type("WorkersExtended", (_Extended, own), {})
+    require_all(internals, internals.JOB)
+    return type("WorkersExtended", (_Extended, internals.WORKERS_EXTENDED.value), {})
 
 
 def _native(options: CommunicationOptions) -> Any:
