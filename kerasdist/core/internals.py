@@ -163,6 +163,18 @@ def require_all(table: ModuleType, feature: str) -> None:
             internal.require()
 
 
+@functools.cache
+def with_base(kind: type[Any], base: type[Any]) -> type[Any]:
+    """Returns a subclass of both `kind` and an internal `base`; `kind` if it derives from `base`.
+
+    So `kind` can be defined before the internal is looked up.
+    """
+    if issubclass(kind, base):
+        return kind
+    body = {"__module__": kind.__module__, "__doc__": kind.__doc__}
+    return type(kind.__name__, (kind, base), body)
+
+
 def _spoken(package: str) -> str:
     return {"keras": "Keras", "tensorflow": "TensorFlow", "jax": "JAX", "torch": "PyTorch"}[package]
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, final
 import keras
 import numpy as np
 
+from kerasdist.core.internals import with_base
 from kerasdist.core.structures import map_leaves
 from kerasdist.keras_compat import internals
 from kerasdist.keras_compat.models import backend_name
@@ -28,15 +29,6 @@ _NO_FILES, _FEW_FILES = "unshardable source dataset", "Could not apply FILE base
 
 
 @functools.cache
-def as_class_of_keras(kind: type, base: type) -> type:
-    """Returns a subclass of both `kind` and Keras's `base`; `kind` if it derives from `base`."""
-    if issubclass(kind, base):
-        return kind
-    body = {"__module__": kind.__module__, "__doc__": kind.__doc__}
-    return type(kind.__name__, (kind, base), body)
-
-
-@functools.cache
 def _base_of_adapters() -> type:
     """Returns the class from which all data adapters of Keras derive."""
     return type(internals.GET_DATA_ADAPTER.value(np.zeros((1, 1)))).__mro__[-2]
@@ -47,7 +39,7 @@ class DataAdapter:
 
     def __new__(cls, *args: object, **kwargs: object) -> Any:
         """Makes an adapter that is also an instance of the base class of Keras's adapters."""
-        return super().__new__(as_class_of_keras(cls, _base_of_adapters()))
+        return super().__new__(with_base(cls, _base_of_adapters()))
 
 
 def is_data_adapter(source: object) -> bool:

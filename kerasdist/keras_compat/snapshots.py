@@ -16,10 +16,9 @@ import keras
 import numpy as np
 
 from kerasdist.core import whole_files
-from kerasdist.core.internals import require_all
+from kerasdist.core.internals import require_all, with_base
 from kerasdist.errors import VersionError
 from kerasdist.keras_compat import internals
-from kerasdist.keras_compat.data import as_class_of_keras
 from kerasdist.keras_compat.models import ops
 
 Memory = defaultdict[Any, list[np.ndarray[Any, Any]]]
@@ -57,7 +56,7 @@ class Snapshot:
         self._texts = None if weights_only else internals.SERIALIZE_MODEL.value(model)
         self._assets: Any = None if assets is None else assets(_ASSETS, mode="w")
         self._fits_in_memory = weights_only or internals.FITS_IN_MEMORY.value(model)
-        self._values: _Copies = as_class_of_keras(_Copies, internals.WEIGHTS_FILE.value)(memory)
+        self._values: _Copies = with_base(_Copies, internals.WEIGHTS_FILE.value)(memory)
         try:
             internals.SAVE_STATE.value(model, self._values, self._assets, "", set())
         except BaseException:

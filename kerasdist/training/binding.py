@@ -1,8 +1,9 @@
 """Binds an object to a strategy: gives the object a subclass of its class, with a mixin first.
 
-A model is not bound: it keeps its own class. A metric or a regularizer gets a new subclass, whose
-first base is a mixin of kerasdist and whose second base is the user's class. The object's
-``__class__`` is still the user's class, so that the object is saved, loaded and printed as before.
+A model is not bound: it keeps its own class. A metric or a regularizer, for example, gets a new
+subclass, whose first base is a mixin of kerasdist and whose second base is the user's class. The
+object's ``__class__`` is still the user's class, so that the object is saved, loaded and printed as
+before.
 """
 
 from __future__ import annotations

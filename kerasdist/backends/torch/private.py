@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 from kerasdist.backends.torch import internals
+from kerasdist.core.internals import with_base
 
 Run = Callable[[Any, Sequence[Any], Mapping[str, Any]], object]
 
@@ -17,24 +17,20 @@ def intercept(run: Run, kind: type | None = None) -> AbstractContextManager[obje
 
     With `kind`, a class of tensors, `run` gets only operations with an argument of that class.
     """
-    return _interceptor()(run, kind)
+    return with_base(_Interceptor, internals.DISPATCH_MODE.value)(run, kind)
 
 
-@functools.cache
-def _interceptor() -> type[Any]:
-    class Interceptor(internals.DISPATCH_MODE.value):
-        def __init__(self, run: Run, kind: type | None) -> None:
-            super().__init__()
-            self.run, self.kind = run, kind
+class _Interceptor:
+    def __init__(self, run: Run, kind: type | None) -> None:
+        super().__init__()
+        self.run, self.kind = run, kind
 
-        def __torch_dispatch__(
-            self, func: Any, types: Sequence[type], args: Any = (), kwargs: Any = None
-        ) -> object:
-            if self.kind is not None and self.kind not in types:
-                return func(*args, **(kwargs or {}))
-            return self.run(func, args, kwargs or {})
-
-    return Interceptor
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: Any = (), kwargs: Any = None
+    ) -> object:
+        if self.kind is not None and self.kind not in types:
+            return func(*args, **(kwargs or {}))
+        return self.run(func, args, kwargs or {})
 
 
 def require_interception() -> None:

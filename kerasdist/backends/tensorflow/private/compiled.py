@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import tensorflow as tf
 
 from kerasdist.backends.tensorflow import internals
 from kerasdist.job.job import FUNCTION, translating_failures
+from kerasdist.training.binding import bind
 
 
 def converted_as_here(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -65,20 +65,16 @@ def explained(compiled: object) -> Any:
 
     The object stays a ``tf.function``, so that users can get its graphs or save it.
     """
-    compiled.__class__ = _explained_class(type(compiled))
+    bind(compiled, _Explained)
     return compiled
 
 
-@cache
-def _explained_class(function_class: type) -> type:
-    class Explained(function_class):
-        """A ``tf.function`` that raises kerasdist's error if a worker is lost during a call."""
+class _Explained:
+    """A mixin for a ``tf.function``: raises kerasdist's error if a worker is lost in a call."""
 
-        def __call__(self, *args: object, **kwargs: object) -> Any:
-            with translating_failures(FUNCTION):
-                return super().__call__(*args, **kwargs)
-
-    return Explained
+    def __call__(self, *args: object, **kwargs: object) -> Any:
+        with translating_failures(FUNCTION):
+            return super().__call__(*args, **kwargs)  # type: ignore[misc]
 
 
 def compiles_with_xla() -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
 from typing import Any, final
 from weakref import WeakSet
 
@@ -13,13 +12,14 @@ import tensorflow as tf
 
 from kerasdist.api.options import CommunicationImplementation, CommunicationOptions
 from kerasdist.backends.tensorflow import internals
-from kerasdist.core.internals import require_all
+from kerasdist.core.internals import require_all, with_base
+from kerasdist.training.binding import bind
 
 # The strategies that kerasdist made. Its patches leave a user's own strategies unchanged.
 ours: WeakSet[tf.distribute.Strategy] = WeakSet()
 
-# Stands in for a private class of TensorFlow, of which the classes below use methods. Functions
-# such as `_shared_sum_class` make a subclass of both the class below and TensorFlow's class.
+# Stands in for a private class of TensorFlow, of which the classes below use methods. `bind` and
+# `with_base` make a subclass of both the class below and TensorFlow's class.
 _Native: Any = object
 
 # How many collective keys are reserved for a strategy, which needs one key per group of devices.
@@ -207,8 +207,7 @@ class SharedSum(_Native):
             equal as long as no custom loop has run.
     """
 
-    # There is no `__init__`, because TensorFlow makes the object. The object's class is changed
-    # later, to a subclass of this class and of TensorFlow's class (`_shared_sum_class`).
+    # There is no `__init__`: TensorFlow makes the object, which is later bound to this class.
 
     known: tf.Tensor | None = None
     is_equal = False
@@ -261,11 +260,6 @@ def remember_sum(variable: object, total: tf.Tensor) -> None:
         variable.known = total if tf.executing_eagerly() else None
 
 
-@cache
-def _shared_sum_class() -> type:
-    return type("SharedSum", (SharedSum, internals.SYNC_ON_READ_VARIABLE.value), {})
-
-
 def _in_cross_replica_code() -> bool:
     # Outside of every scope, variables enter their strategy's cross-replica context by themselves.
     is_outside = tf.distribute.in_cross_replica_context() or not tf.distribute.has_strategy()
@@ -289,11 +283,12 @@ class WorkersStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         options: CommunicationOptions,
     ) -> None:
         """Makes the strategy; `start_server` must have been called before."""
-        extended_class = _extended_class()
+        require_all(internals, internals.JOB)
         _reserve_keys(WorkersStrategy)
         resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
             _cluster(addresses), task_type=_JOB, task_id=rank, rpc_layer="grpc"
         )
+        extended_class = with_base(_Extended, internals.WORKERS_EXTENDED.value)
         extended = extended_class(self, resolver, _native(options), devices)
         tf.distribute.Strategy.__init__(self, extended)
         self.replicas_are_known: Callable[[], bool] = lambda: True
@@ -326,16 +321,10 @@ class _Extended(_Native):
     def _create_variable(self, next_creator: Any, **kwargs: object) -> Any:
         variable = super()._create_variable(next_creator, **kwargs)
         if type(variable) is internals.SYNC_ON_READ_VARIABLE.value:
-            variable.__class__ = _shared_sum_class()
+            bind(variable, SharedSum)
             if tf.executing_eagerly():
                 variable.remember_first()
         return variable
-
-
-@cache
-def _extended_class() -> type:
-    require_all(internals, internals.JOB)
-    return type("WorkersExtended", (_Extended, internals.WORKERS_EXTENDED.value), {})
 
 
 def _native(options: CommunicationOptions) -> Any:

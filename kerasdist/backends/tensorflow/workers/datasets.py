@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import types
 from collections.abc import Sequence
-from functools import cache, partial
+from functools import partial
 from typing import Any, final
 
 import tensorflow as tf
@@ -29,6 +28,7 @@ from kerasdist.input.distributed import (
 )
 from kerasdist.input.fit_adapter import WrappedAdapter
 from kerasdist.input.options import InputOptions
+from kerasdist.training.binding import bind
 
 
 @final
@@ -103,18 +103,16 @@ def _with_length(dataset: object) -> Any:
     The object gets a subclass of its class, because a change of the class itself would also affect
     datasets that users get from ``tf.distribute`` directly.
     """
-    dataset.__class__ = _sized_class(type(dataset))
+    bind(dataset, _Sized)
     return dataset
 
 
-@cache
-def _sized_class(own: type[Any]) -> type[Any]:
-    def describe(body: dict[str, Any]) -> None:
-        body.update(__module__=own.__module__, __qualname__=own.__qualname__, __doc__=own.__doc__)
-        body["__len__"] = lambda dataset: len(equivalent(dataset))
-        body["__bool__"] = lambda _: True  # an empty dataset is also true, as for `tf.data`
+class _Sized:
+    def __len__(self) -> int:
+        return len(equivalent(self))
 
-    return types.new_class(own.__name__, (own,), exec_body=describe)
+    def __bool__(self) -> bool:
+        return True  # an empty dataset is also true, as for `tf.data`
 
 
 def _native_options(
