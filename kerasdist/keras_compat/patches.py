@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, final
 
@@ -196,21 +196,14 @@ REFUSALS: tuple[Patch, ...] = (
 """Patches that refuse a call, if Keras lacks the internal without which the call would go wrong."""
 
 
-@final
-@dataclass
-class _Place:
-    """An attribute of Keras that is patched.
+# Keras's own functions, by the id of the module or class that has each, and its name there; of
+# properties, the getters.
+_originals: dict[tuple[int, str], Function] = {}
 
-    Attributes:
-        original: Keras's own function; the getter, if the attribute is a property.
-        functions: The functions that run in place of Keras's, by their names in the table.
-    """
+# The functions that run in place of Keras's, by their names in the table.
+_installed: dict[str, Function | Method] = {}
 
-    original: Function
-    functions: dict[str, Function | Method] = field(default_factory=dict[str, Function | Method])
-
-
-_places: dict[tuple[int, str], _Place] = {}
+# The base classes that were added to classes of Keras, by the paths of these classes.
 _bases: dict[str, type] = {}
 _patched: set[str] = set()
 
@@ -226,18 +219,19 @@ def install(**functions: Function | Method) -> None:
     Each name is given once per process. If this version of Keras lacks a target, nothing is
     replaced, and the feature that needs the target raises a `VersionError` when it is used.
     """
-    left, here = set(functions), backend_name()
+    _installed.update(functions)
+    known, here = set[str](), backend_name()
     for patch in (*PATCHES, *REFUSALS):
-        own = {name: functions[name] for name in patch.functions if name in functions}
-        left.difference_update(own)
-        if not own or patch.path is None or here not in (patch.backends or (here,)):
+        known.update(patch.functions)
+        is_used = not functions.keys().isdisjoint(patch.functions)
+        if not is_used or patch.path is None or here not in (patch.backends or (here,)):
             continue
         if patch.stands_for is None or patch.stands_for.is_gone():
-            _put_in(patch, patch.path, own)
-    assert not left, left
+            _put_in(patch, patch.path)
+    assert functions.keys() <= known, functions.keys() - known
 
 
-def _put_in(patch: Patch, path: str, functions: Mapping[str, Function | Method]) -> None:
+def _put_in(patch: Patch, path: str) -> None:
     owner, name = place_at(path)
     owner_path = path.rpartition(".")[0]
     now = inspect.getattr_static(owner, name)
@@ -246,27 +240,25 @@ def _put_in(patch: Patch, path: str, functions: Mapping[str, Function | Method])
         public = getattr(keras, name)
         for each, function in tuple(vars(now).items()):
             if hasattr(public, each) and callable(function) and not inspect.isclass(function):
-                _replace(patch, now, each, function, functions)
+                _replace(patch, now, each, function)
     elif path in INHERITED:
-        owner = next(one for one in owner.__mro__ if name in vars(one))
         _patched.add(path)
-        _replace(patch, owner, name, now, functions)
+        _replace(patch, next(one for one in owner.__mro__ if name in vars(one)), name, now)
     elif owner_path in BASES and (name == "__new__" or not _is_defined(owner, name)):
         # `Model.__new__` stays: it calls the `__new__` of the next class, the added base class.
         _patched.add(f"{owner_path}.__bases__")
         base = _base_of(owner_path, owner)
         rest = owner.__mro__[owner.__mro__.index(base) + 1 :]
-        inherited = next(vars(one)[name] for one in rest if name in vars(one))
-        _replace(patch, base, name, inherited, functions)
+        _replace(patch, base, name, next(vars(one)[name] for one in rest if name in vars(one)))
     else:
         _patched.add(path)
-        _replace(patch, owner, name, now, functions)
+        _replace(patch, owner, name, now)
 
 
 def _is_defined(owner: Any, name: str) -> bool:
     """Returns whether Keras itself defines a method in a class, and not another library."""
     own = vars(owner).get(name)
-    return (id(owner), name) in _places or is_builtin(getattr(own, "fget", own))
+    return (id(owner), name) in _originals or is_builtin(getattr(own, "fget", own))
 
 
 def _base_of(path: str, owner: Any) -> type:
@@ -279,24 +271,18 @@ def _base_of(path: str, owner: Any) -> type:
     return base
 
 
-def _replace(
-    patch: Patch, owner: Any, name: str, now: Any, functions: Mapping[str, Function | Method]
-) -> None:
+def _replace(patch: Patch, owner: Any, name: str, now: Any) -> None:
     """Replaces an attribute of the owner, which may be inherited, by functions of the patch."""
-    place = _places.get((id(owner), name))
-    if place is None:
-        original: Any = now.fget if isinstance(now, property) else getattr(now, "__func__", now)
-        place = _places[id(owner), name] = _Place(original)
-    place.functions.update(functions)
-    listed = [place.functions[one] for one in patch.functions if one in place.functions]
-    call = place.original
+    own = now.fget if isinstance(now, property) else getattr(now, "__func__", now)
+    original = call = _originals.setdefault((id(owner), name), own)
+    listed = [_installed[one] for one in patch.functions if one in _installed]
     for function in reversed(listed):
         made = isinstance(function, Method)
         call = function.make(call) if made else functools.partial(function, call)
         if not isinstance(now, property) or function is not listed[0]:
-            call = _as_function(call, place.original)
+            call = _as_function(call, original)
     if isinstance(now, property):
-        setattr(owner, name, property(call, doc=place.original.__doc__))
+        setattr(owner, name, property(call, doc=original.__doc__))
     else:
         setattr(owner, name, staticmethod(call) if isinstance(now, staticmethod) else call)
 
