@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import inspect
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import CodeType, ModuleType
@@ -215,9 +216,7 @@ def _names_used_in(owner: Any) -> frozenset[str]:
 def _codes(value: object) -> Iterator[CodeType]:
     value = getattr(value, "fget", value)
     value = getattr(value, "__func__", value)
-    while hasattr(value, "__wrapped__"):
-        value = vars(value)["__wrapped__"]
-    return codes_in(getattr(value, "__code__", None))
+    return codes_in(getattr(inspect.unwrap(value), "__code__", None))
 
 
 def codes_in(value: object) -> Iterator[CodeType]:

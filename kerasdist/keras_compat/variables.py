@@ -71,6 +71,19 @@ def outside_stateless_scopes() -> Iterator[None]:
         setattr(getattr(*place), name, scope)
 
 
+class InnerScope(keras.StatelessScope):
+    """A stateless scope that leaves assignments to the enclosing scope; without one, it assigns."""
+
+    def add_update(self, update: tuple[Any, Any]) -> None:
+        """Assigns to a variable as if this scope were not open."""
+        if self.original_scope is not None:
+            self.original_scope.add_update(update)
+            return
+        variable, value = update
+        with outside_stateless_scopes():
+            variable.assign(value)
+
+
 def initialize_waiting_variables() -> None:
     """Initializes the variables that this thread made while a stateless scope was open."""
     waiting = of_thread(internals.WAITING_VARIABLES) or ()

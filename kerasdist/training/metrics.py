@@ -117,28 +117,18 @@ def _bind(metric: keras.Metric) -> None:
     bind(metric, ReplicatedMetric, *behind)
 
 
-class KnownValues(keras.StatelessScope):
+class KnownValues(keras_compat.InnerScope):
     """A scope in which some variables have given values; the outer scope handles the others."""
 
     def __init__(self, values: Iterable[tuple[Any, Any]]) -> None:
         super().__init__(values, initialize_variables=False)
         self.own = frozenset(self.state_mapping)
-        self._outer = keras_compat.get_stateless_scope()
 
     def get_current_value(self, variable: keras.Variable) -> Any:
         """Returns a variable's given value, else the value of the outer scope."""
-        if id(variable) in self.own or self._outer is None:
+        if id(variable) in self.own or self.original_scope is None:
             return super().get_current_value(variable)
-        return self._outer.get_current_value(variable)
-
-    def add_update(self, update: tuple[Any, Any]) -> None:
-        """Assigns to a variable as if this scope were not open."""
-        if self._outer is not None:
-            self._outer.add_update(update)
-            return
-        variable, value = update
-        with keras_compat.outside_stateless_scopes():
-            variable.assign(value)
+        return self.original_scope.get_current_value(variable)
 
 
 @contextmanager

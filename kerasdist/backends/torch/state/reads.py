@@ -15,7 +15,7 @@ from kerasdist.errors import ScopeError
 
 
 @final
-class ReadRecorder(keras.StatelessScope):
+class ReadRecorder(keras_compat.InnerScope):
     """Records which variables are read, and leaves reads and writes to the enclosing scope.
 
     Autograd returns None as the gradient of every variable that does not affect the result. But the
@@ -59,15 +59,6 @@ class ReadRecorder(keras.StatelessScope):
         value = self._differentiable(variable)
         self._read.setdefault(key, value)
         return value
-
-    def add_update(self, update: tuple[keras.Variable, torch.Tensor]) -> None:
-        """Passes an assignment on to the enclosing scope; if there is none, assigns the value."""
-        variable, value = update
-        if self.original_scope is not None:
-            self.original_scope.add_update(update)
-            return
-        with keras_compat.outside_stateless_scopes():
-            variable.assign(value)
 
     def was_read(self, variable: keras.Variable) -> bool:
         """Returns whether a variable was read."""
