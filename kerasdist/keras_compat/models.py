@@ -71,11 +71,8 @@ def metrics_here(model: Any) -> dict[str, Any]:
     In the trainer class of Keras's backend, `get_metrics_result` sums over processes. In the base
     class of all trainers, the method of this name does not sum.
     """
-    name = "get_metrics_result"
-    for kind in reversed(type(model).__mro__):
-        if name in vars(kind):
-            return vars(kind)[name](model)
-    raise AttributeError(name)
+    name, kinds = "get_metrics_result", reversed(type(model).__mro__)
+    return next(vars(kind)[name] for kind in kinds if name in vars(kind))(model)
 
 
 def model_of(callback: Any) -> Any:
