@@ -213,10 +213,13 @@ def _names_used_in(owner: Any) -> frozenset[str]:
     return frozenset([*(name for code in codes for name in code.co_names), *texts])
 
 
-def _codes(value: object) -> Iterator[CodeType]:
-    value = getattr(value, "fget", value)
-    value = getattr(value, "__func__", value)
-    return codes_in(getattr(inspect.unwrap(value), "__code__", None))
+def undecorated(member: Any) -> Any:
+    """Returns the function of a property, or of a static or class method; else `member` itself."""
+    return getattr(member, "fget", getattr(member, "__func__", member))
+
+
+def _codes(member: object) -> Iterator[CodeType]:
+    return codes_in(getattr(inspect.unwrap(undecorated(member)), "__code__", None))
 
 
 def codes_in(value: object) -> Iterator[CodeType]:

@@ -22,7 +22,7 @@ from typing import Any, final
 
 import keras
 
-from kerasdist.core.internals import Internal, place_at
+from kerasdist.core.internals import Internal, place_at, undecorated
 from kerasdist.keras_compat import internals
 from kerasdist.keras_compat.models import backend_name, is_builtin
 
@@ -257,8 +257,8 @@ def _put_in(patch: Patch, path: str) -> None:
 
 def _is_defined(owner: Any, name: str) -> bool:
     """Returns whether Keras itself defines a method in a class, and not another library."""
-    own = vars(owner).get(name)
-    return (id(owner), name) in _originals or is_builtin(getattr(own, "fget", own))
+    own = undecorated(vars(owner).get(name))
+    return (id(owner), name) in _originals or is_builtin(own)
 
 
 def _base_of(path: str, owner: Any) -> type:
@@ -273,8 +273,7 @@ def _base_of(path: str, owner: Any) -> type:
 
 def _replace(patch: Patch, owner: Any, name: str, now: Any) -> None:
     """Replaces an attribute of the owner, which may be inherited, by functions of the patch."""
-    own = now.fget if isinstance(now, property) else getattr(now, "__func__", now)
-    original = call = _originals.setdefault((id(owner), name), own)
+    original = call = _originals.setdefault((id(owner), name), undecorated(now))
     listed = [_installed[one] for one in patch.functions if one in _installed]
     for function in reversed(listed):
         made = isinstance(function, Method)
