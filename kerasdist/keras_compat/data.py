@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, final
+from typing import Any, NamedTuple, TypeGuard, final
 
 import keras
 import numpy as np
@@ -34,15 +34,18 @@ def _base_of_adapters() -> type:
     return type(internals.GET_DATA_ADAPTER.value(np.zeros((1, 1)))).__mro__[-2]
 
 
+def _make_adapter(kind: type, *_: object, **__: object) -> Any:
+    """Makes an adapter that is also an instance of the base class of Keras's adapters."""
+    return object.__new__(with_base(kind, _base_of_adapters()))
+
+
 class DataAdapter:
     """A base class for data adapters that Keras accepts."""
 
-    def __new__(cls, *args: object, **kwargs: object) -> Any:
-        """Makes an adapter that is also an instance of the base class of Keras's adapters."""
-        return super().__new__(with_base(cls, _base_of_adapters()))
+    __new__: Any = _make_adapter
 
 
-def is_data_adapter(source: object) -> bool:
+def is_data_adapter(source: object) -> TypeGuard[Any]:
     """Returns whether this is a data adapter, of Keras or one that Keras accepts."""
     return isinstance(source, _base_of_adapters())
 

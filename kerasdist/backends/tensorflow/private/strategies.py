@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, final
+from typing import Any, cast, final
 from weakref import WeakSet
 
 import tensorflow as tf
@@ -288,7 +288,7 @@ class WorkersStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
             _cluster(addresses), task_type=_JOB, task_id=rank, rpc_layer="grpc"
         )
-        extended_class = with_base(_Extended, internals.WORKERS_EXTENDED.value)
+        extended_class = with_base(cast("type", _Extended), internals.WORKERS_EXTENDED.value)
         extended = extended_class(self, resolver, _native(options), devices)
         tf.distribute.Strategy.__init__(self, extended)
         self.replicas_are_known: Callable[[], bool] = lambda: True
