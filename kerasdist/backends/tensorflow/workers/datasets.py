@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import types
 from collections.abc import Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any, final
 
 import tensorflow as tf
@@ -28,7 +29,6 @@ from kerasdist.input.distributed import (
 )
 from kerasdist.input.fit_adapter import WrappedAdapter
 from kerasdist.input.options import InputOptions
-from kerasdist.training.binding import bind
 
 
 @final
@@ -103,16 +103,18 @@ def _with_length(dataset: object) -> Any:
     The object gets a subclass of its class, because a change of the class itself would also affect
     datasets that users get from ``tf.distribute`` directly.
     """
-    bind(dataset, _Sized)
+    dataset.__class__ = _sized_class(type(dataset))
     return dataset
 
 
-class _Sized:
-    def __len__(self) -> int:
-        return len(equivalent(self))
+@cache
+def _sized_class(own: type[Any]) -> type[Any]:
+    def describe(body: dict[str, Any]) -> None:
+        body.update(__module__=own.__module__, __qualname__=own.__qualname__, __doc__=own.__doc__)
+        body["__len__"] = lambda dataset: len(equivalent(dataset))
+        body["__bool__"] = lambda _: True  # an empty dataset is also true, as for `tf.data`
 
-    def __bool__(self) -> bool:
-        return True  # an empty dataset is also true, as for `tf.data`
+    return types.new_class(own.__name__, (own,), exec_body=describe)
 
 
 def _native_options(
