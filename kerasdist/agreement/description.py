@@ -25,7 +25,7 @@ import numpy as np
 
 from kerasdist import keras_compat
 from kerasdist.agreement.results import checksum_of
-from kerasdist.core.internals import codes_in
+from kerasdist.core.internals import codes_in, undecorated
 from kerasdist.input.distributed import (
     DistributedDataset,
     DividedDataset,
@@ -305,12 +305,9 @@ def _is_compared(name: str, value: object) -> bool:
 
 def _functions_of(kind: type) -> Iterator[tuple[str, FunctionType]]:
     for name, member in vars(kind).items():
-        if isinstance(member, property):
-            member = member.fget  # noqa: PLW2901
-        elif isinstance(member, staticmethod | classmethod):
-            member = member.__func__  # noqa: PLW2901
-        if isinstance(member, FunctionType):
-            yield name, member
+        function = undecorated(member)
+        if isinstance(function, FunctionType):
+            yield name, function
 
 
 def _used(function: FunctionType) -> Iterator[tuple[str, Any]]:
@@ -479,7 +476,7 @@ def of_data(data: Any, job: Job | None) -> Any:
     if job is not None and shards_itself(data):
         return "a part of a tf.data.Dataset"
     kind = type(data).__name__
-    if isinstance(data, keras_compat.DataAdapter):
+    if keras_compat.is_data_adapter(data):
         return "data of the same call"  # validation data, which `fit` passes to `evaluate`
     if keras_compat.is_tf_dataset(data):
         return {"class": "tf.data.Dataset", "element_spec": str(data.element_spec)}

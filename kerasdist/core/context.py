@@ -11,7 +11,6 @@ because the complete classes import the layers.
 
 from __future__ import annotations
 
-import abc
 import importlib
 import threading
 from collections.abc import Generator, Mapping, MutableMapping
@@ -106,7 +105,10 @@ class Current(threading.local):
             `get_replica_context` returns the last one. An entry of None stands for cross-replica
             code that a replica has called by `merge_call`. `whole_step` adds an entry to this
             list, but leaves `replica` None.
-        placements: The `Placement` contexts that this thread has entered, the innermost last.
+        placements: The contexts that this thread has entered, the innermost last, in which a
+            framework places new variables on certain devices. kerasdist leaves them by their method
+            `leave`, and enters them again by `renew`, while code of a model without a strategy
+            runs.
         draws_for_all: Whether a replica draws random numbers for all rows of the global batch, as
             after `kerasdist.config.set_draws("global")`.
         issued_for: If this thread issues a collective that the code of another thread asks for: a
@@ -123,7 +125,7 @@ class Current(threading.local):
         self.comparison: Any = None
         self.scopes: list[StrategyLike] = []
         self.replicas: list[ReplicaLike | None] = []
-        self.placements: list[Placement] = []
+        self.placements: list[Any] = []
         self.draws_for_all = False
         self.issued_for = ""
         self.set_scope: AbstractContextManager[Any] | None = None
@@ -223,29 +225,6 @@ def replaced_entries(
         for name in values:
             del mapping[name]
         mapping.update(outer)
-
-
-class Placement(abc.ABC):
-    """A framework's context that decides on which devices new variables are placed.
-
-    kerasdist leaves the context while code of a model without a strategy runs.
-    """
-
-    def __enter__(self) -> None:
-        self.renew()
-        current.placements.append(self)
-
-    def __exit__(self, *error: object) -> None:
-        current.placements.remove(self)
-        self.leave(*error)
-
-    @abc.abstractmethod
-    def renew(self) -> None:
-        """Enters the context, for the first time or again."""
-
-    @abc.abstractmethod
-    def leave(self, *error: object) -> None:
-        """Leaves the context; `renew` may enter it again."""
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import inspect
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import CodeType, ModuleType
@@ -35,15 +36,16 @@ class Internal:
 
     Attributes:
         spellings: For each path that the internal has or had, the versions with this path. The
-            newest path comes first. A path is ``"module:Owner.name"``, ``"module:name"``, or
-            ``"module:"`` for a whole module. The last name may also be an attribute that methods of
-            the class `Owner` set. Versions are `EVERY_VERSION`, ``"3.12 to 3.15"``, or ``"3.16"``
-            for "from 3.16 on". In versions older than all of these, kerasdist does not need the
-            internal.
+            newest path comes first. A path is ``"module:Owner.name"`` or ``"module:name"``. The
+            last name may also be an attribute that methods of the class `Owner` set, or a text in
+            the code of the function `Owner`. Versions are `EVERY_VERSION`, ``"3.12 to 3.15"``, or
+            ``"3.16"`` for "from 3.16 on". In versions older than all of these, kerasdist does not
+            need the internal.
         feature: The feature that needs this internal, in a user's words.
         without: What happens if the internal is missing.
         backends: The backends on which kerasdist uses the internal; empty for all backends.
         in_each_fit: Whether every `fit` of a strategy's model needs the internal.
+        otherwise: The `value` if the internal is missing; by default there is none.
     """
 
     spellings: Mapping[str, str]
@@ -51,6 +53,7 @@ class Internal:
     without: str = REFUSED
     backends: tuple[str, ...] = ()
     in_each_fit: bool = False
+    otherwise: Any = _GONE
 
     @property
     def package(self) -> str:
@@ -60,7 +63,8 @@ class Internal:
     @functools.cached_property
     def attribute(self) -> str:
         """The attribute's name in the installed version."""
-        return _last(self.path or next(iter(self.spellings)))
+        path = self.path or next(iter(self.spellings))
+        return path.rpartition(":")[2].rpartition(".")[2]
 
     @functools.cached_property
     def path(self) -> str | None:
@@ -85,18 +89,27 @@ class Internal:
             raise self.missing()
 
     @functools.cached_property
-    def _found(self) -> Any:
-        if self.path is None:
-            raise self.missing()
-        return value_at(self.path)
-
-    def get(self) -> Any:
-        """Returns the function, class or module that this internal names.
+    def place(self) -> tuple[Any, str]:
+        """The module, class or function that has this internal, and the internal's name there.
 
         Raises:
             VersionError: If the installed version does not have this internal.
         """
-        return self._found
+        if self.path is None:
+            raise self.missing()
+        return place_at(self.path)
+
+    @functools.cached_property
+    def value(self) -> Any:
+        """The function, class, constant or text that this internal names, or `otherwise`.
+
+        Raises:
+            VersionError: If the installed version does not have this internal.
+        """
+        if self.path is None and self.otherwise is not _GONE:
+            return self.otherwise
+        owner, name = self.place
+        return getattr(owner, name, name)
 
     def of(self, instance: object) -> Any:
         """Returns the value of this attribute of an object.
@@ -104,19 +117,15 @@ class Internal:
         Raises:
             VersionError: If the object has no such attribute.
         """
-        for path in self.spellings:
-            value = getattr(instance, _last(path), _GONE)
-            if value is not _GONE:
-                return value
-        raise self.missing()
+        value = getattr(instance, self.attribute, _GONE)
+        if value is _GONE:
+            raise self.missing()
+        return value
 
     def set(self, instance: object, value: object) -> None:
         """Sets this attribute of an object; raises a `VersionError` if the object has none."""
-        for path in self.spellings:
-            if getattr(instance, _last(path), _GONE) is not _GONE:
-                setattr(instance, _last(path), value)
-                return
-        raise self.missing()
+        self.of(instance)
+        setattr(instance, self.attribute, value)
 
     def missing(self) -> VersionError:
         """Returns the error that says which feature needs this missing internal."""
@@ -137,9 +146,10 @@ def internal(
     backends: tuple[str, ...] = (),
     *,
     in_each_fit: bool = False,
+    otherwise: Any = _GONE,
 ) -> Internal:
     """Returns an internal that has the same path in all supported versions."""
-    return Internal({path: EVERY_VERSION}, feature, without, backends, in_each_fit)
+    return Internal({path: EVERY_VERSION}, feature, without, backends, in_each_fit, otherwise)
 
 
 def internals_of(table: ModuleType) -> dict[str, Internal]:
@@ -147,53 +157,69 @@ def internals_of(table: ModuleType) -> dict[str, Internal]:
     return {name: value for name, value in vars(table).items() if isinstance(value, Internal)}
 
 
+def require_all(table: ModuleType, feature: str) -> None:
+    """Raises a `VersionError` if an internal that a feature needs is missing."""
+    for internal in internals_of(table).values():
+        if internal.feature == feature:
+            internal.require()
+
+
+@functools.cache
+def with_base(kind: type[Any], base: type[Any]) -> type[Any]:
+    """Returns a subclass of both `kind` and an internal `base`; `kind` if it derives from `base`.
+
+    So `kind` can be defined before the internal is looked up.
+    """
+    if issubclass(kind, base):
+        return kind
+    body = {"__module__": kind.__module__, "__doc__": kind.__doc__}
+    return type(kind.__name__, (kind, base), body)
+
+
 def _spoken(package: str) -> str:
     return {"keras": "Keras", "tensorflow": "TensorFlow", "jax": "JAX", "torch": "PyTorch"}[package]
 
 
-@functools.cache
-def _last(path: str) -> str:
-    return path.rpartition(":")[2].rpartition(".")[2]
+def place_at(path: str) -> tuple[Any, str]:
+    """Returns the module, class or function in which a path ends, and the name there.
+
+    Raises AttributeError or ImportError if there is no such module, class or function.
+    """
+    module, _, names = path.partition(":")
+    *owners, name = names.split(".")
+    return functools.reduce(getattr, owners, importlib.import_module(module)), name
 
 
 def value_at(path: str) -> Any:
     """Returns the object at a path; raises AttributeError or ImportError if there is none."""
-    module, _, names = path.partition(":")
-    found: Any = importlib.import_module(module)
-    for name in filter(None, names.split(".")):
-        found = getattr(found, name)
-    return found
+    return getattr(*place_at(path))
 
 
 def _has(path: str) -> bool:
     try:
-        value_at(path)
+        owner, name = place_at(path)
     except (AttributeError, ImportError):
-        owner, _, name = path.rpartition(".")
-        return ":" in owner and name in _names_used_in(owner)
-    return True
+        return False
+    return hasattr(owner, name) or name in _names_used_in(owner)
 
 
 @functools.cache
-def _names_used_in(path: str) -> frozenset[str]:
+def _names_used_in(owner: Any) -> frozenset[str]:
     """Returns the names and strings in the code of a function, or of a class's methods."""
-    try:
-        kind = value_at(path)
-    except (AttributeError, ImportError):
-        return frozenset()
-    parents = getattr(kind, "__mro__", ())
-    functions = [kind, *(each for parent in parents for each in vars(parent).values())]
+    parents = getattr(owner, "__mro__", ())
+    functions = [owner, *(each for parent in parents for each in vars(parent).values())]
     codes = [code for function in functions for code in _codes(function)]
     texts = (text for code in codes for text in code.co_consts if isinstance(text, str))
     return frozenset([*(name for code in codes for name in code.co_names), *texts])
 
 
-def _codes(value: object) -> Iterator[CodeType]:
-    value = getattr(value, "fget", value)
-    value = getattr(value, "__func__", value)
-    while hasattr(value, "__wrapped__"):
-        value = vars(value)["__wrapped__"]
-    return codes_in(getattr(value, "__code__", None))
+def undecorated(member: Any) -> Any:
+    """Returns the function of a property, or of a static or class method; else `member` itself."""
+    return getattr(member, "fget", getattr(member, "__func__", member))
+
+
+def _codes(member: object) -> Iterator[CodeType]:
+    return codes_in(getattr(inspect.unwrap(undecorated(member)), "__code__", None))
 
 
 def codes_in(value: object) -> Iterator[CodeType]:

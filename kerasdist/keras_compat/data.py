@@ -10,11 +10,12 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, final
+from typing import Any, NamedTuple, TypeGuard, final
 
 import keras
 import numpy as np
 
+from kerasdist.core.internals import with_base
 from kerasdist.core.structures import map_leaves
 from kerasdist.keras_compat import internals
 from kerasdist.keras_compat.models import backend_name
@@ -28,43 +29,25 @@ _NO_FILES, _FEW_FILES = "unshardable source dataset", "Could not apply FILE base
 
 
 @functools.cache
-def as_class_of_keras(kind: type, base: type) -> type:
-    """Returns a subclass of both `kind` and Keras's `base`; `kind` if it derives from `base`."""
-    if issubclass(kind, base):
-        return kind
-    body = {"__module__": kind.__module__, "__doc__": kind.__doc__}
-    return type(kind)(kind.__name__, (kind, base), body)
-
-
-class _Empty(PyDataset):
-    def __len__(self) -> int:
-        return 0
-
-
-@functools.cache
 def _base_of_adapters() -> type:
     """Returns the class from which all data adapters of Keras derive."""
-    return type(internals.GET_DATA_ADAPTER.get()(_Empty())).__mro__[-2]
+    return type(internals.GET_DATA_ADAPTER.value(np.zeros((1, 1)))).__mro__[-2]
 
 
-class _TypeOfAdapters(type):
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        """Makes an adapter that is also an instance of the base class of Keras's adapters."""
-        return type.__call__(as_class_of_keras(cls, _base_of_adapters()), *args, **kwargs)
-
-    def __instancecheck__(cls, instance: object) -> bool:
-        if cls is DataAdapter:
-            return isinstance(instance, _base_of_adapters())
-        return super().__instancecheck__(instance)
+def _make_adapter(kind: type, *_: object, **__: object) -> Any:
+    """Makes an adapter that is also an instance of the base class of Keras's adapters."""
+    return object.__new__(with_base(kind, _base_of_adapters()))
 
 
-class DataAdapter(metaclass=_TypeOfAdapters):
-    """A base class for data adapters that Keras accepts; Keras's own adapters are instances too."""
+class DataAdapter:
+    """A base class for data adapters that Keras accepts."""
 
-    @property
-    def num_batches(self) -> int | None:
-        """Number of batches; None if it is not known."""
-        raise NotImplementedError
+    __new__: Any = _make_adapter
+
+
+def is_data_adapter(source: object) -> TypeGuard[Any]:
+    """Returns whether this is a data adapter, of Keras or one that Keras accepts."""
+    return isinstance(source, _base_of_adapters())
 
 
 # The attribute, set on an adapter of Keras, with the source from which Keras made the adapter.
@@ -80,7 +63,7 @@ class _Given:
 
 def get_data_adapter(x: Any, y: Any = None, **arguments: Any) -> Any:
     """Returns Keras's data adapter for a source; an adapter is returned as it is."""
-    adapter = internals.GET_DATA_ADAPTER.get()(x, y, **arguments)
+    adapter = internals.GET_DATA_ADAPTER.value(x, y, **arguments)
     if adapter is not x:
         setattr(adapter, _GIVEN, _Given(x, arguments.get("shuffle", False)))
     return adapter
@@ -411,7 +394,7 @@ def torch_rows(adapter: object, chosen: Chosen) -> Iterator[tuple[Any, int]]:
 def tensorflow_rows(adapter: Any, chosen: Chosen, made: Callable[[Any, Any], Any]) -> Any:
     """Returns a dataset with ``made(selected rows, numbers of all rows)`` for each batch."""
     tf = sys.modules["tensorflow"]
-    arrays = internals.SLICEABLE.get()(internals.ARRAYS.of(adapter), target_backend="tensorflow")
+    arrays = internals.SLICEABLE.value(internals.ARRAYS.of(adapter), target_backend="tensorflow")
     data = tf.data.Dataset.from_tensors(keras.tree.lists_to_tuples(arrays)).repeat()
     options = tf.data.Options()
     # Keras sets this option too, because TensorFlow would serialize the arrays otherwise.
@@ -446,7 +429,7 @@ def _numbers(adapter: Any) -> Any:
 
 def _taker(adapter: Any, framework: str, finish: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Returns a function that takes row numbers, and returns the rows in the framework's form."""
-    sliceables = internals.SLICEABLE.get()(internals.ARRAYS.of(adapter), target_backend=framework)
+    sliceables = internals.SLICEABLE.value(internals.ARRAYS.of(adapter), target_backend=framework)
 
     def take_rows(numbers: object) -> Any:
         def rows(sliceable: Any) -> Any:

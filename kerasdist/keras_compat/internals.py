@@ -14,8 +14,9 @@ _TENSORFLOW, _TORCH, _COMPILED = ("tensorflow",), ("torch",), ("jax", "torch")
 _BY_REPLICA = ("tensorflow", "torch")  # on JAX, `fit` is one global program
 
 # Features that need several internals.
+SHARDING, SAVE_ASYNC = "sharding=", 'kerasdist.callbacks.ModelCheckpoint(save="async")'
 _each_fit = partial(internal, feature=_FIT, in_each_fit=True)
-_sharding = partial(internal, feature="sharding=", backends=_TORCH)
+_sharding = partial(internal, feature=SHARDING, backends=_TORCH)
 _first_batch = partial(
     internal,
     feature="the comparison of a first batch with one device",
@@ -27,11 +28,6 @@ _wiring = partial(
     feature="comparing models on all workers, and KerasHub's exports",
     without="the connections of layers are not compared, and exports are refused",
 )
-_saved_parts = partial(
-    internal,
-    feature="saving metrics and regularizers of a strategy's model under their public names",
-    without="the file has the private names of Keras's modules",
-)
 _outside_optimizer = partial(
     internal, feature="an optimizer that was built outside of the scope", backends=_TENSORFLOW
 )
@@ -42,9 +38,7 @@ _files = partial(
     backends=_COMPILED,
 )
 _background = partial(
-    internal,
-    feature='kerasdist.callbacks.ModelCheckpoint(save="async")',
-    without="training waits for each file, with a warning",
+    internal, feature=SAVE_ASYNC, without="training waits for each file, with a warning"
 )
 _own_rows = partial(
     internal,
@@ -114,8 +108,6 @@ TREE = internal(
     "keras.tree on distributed values",
     "keras.tree treats a distributed value as a leaf",
 )
-CUSTOM_NAMES = _saved_parts("keras.src.saving.object_registration:GLOBAL_CUSTOM_NAMES")
-EXPORTED_NAMES = _saved_parts("keras.src.api_export:REGISTERED_OBJS_TO_NAMES")
 
 # Keras's state of each thread, and the names of its entries.
 
@@ -137,7 +129,7 @@ TORCH_DEVICE = Internal(
         "keras.src.backend.torch.ops.core:get_device.torch_device": "3.16",
         "keras.src.backend.torch.core:get_device.torch_device": "3.12 to 3.15",
     },
-    "sharding=",
+    SHARDING,
     backends=_TORCH,
 )
 SEED_GENERATOR = Internal(
@@ -187,11 +179,6 @@ FUNCTION_ARGUMENTS = internal(
     "losses and metrics of Keras that mix the examples of a batch",
 )
 CLEAR_LOSSES = internal("keras:Layer._clear_losses", "add_loss in a replica")
-LOSS_OF_FUNCTION = internal(
-    "keras.src.losses.losses:LossFunctionWrapper.call",
-    "losses of Keras that mix the examples of a batch",
-    backends=_BY_REPLICA,
-)
 REDUCE_WEIGHTED_VALUES = _each_fit(
     "keras.src.losses.loss:reduce_weighted_values", backends=_BY_REPLICA
 )
@@ -247,8 +234,7 @@ WEIGHTS_FILE = _background("keras.src.saving.saving_lib:H5IOStore")
 ASSETS_FILE = _background("keras.src.saving.saving_lib:DiskIOStore")
 FITS_IN_MEMORY = _background("keras.src.saving.saving_lib:is_memory_sufficient")
 COPY_FILE = internal(
-    "keras.src.saving.saving_lib:file_utils.copy",
-    f"{_background.keywords['feature']} on gs:// and the like",
+    "keras.src.saving.saving_lib:file_utils.copy", f"{SAVE_ASYNC} on gs:// and the like"
 )
 
 # Optimizers.

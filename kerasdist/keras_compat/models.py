@@ -71,11 +71,8 @@ def metrics_here(model: Any) -> dict[str, Any]:
     In the trainer class of Keras's backend, `get_metrics_result` sums over processes. In the base
     class of all trainers, the method of this name does not sum.
     """
-    name = "get_metrics_result"
-    for kind in reversed(type(model).__mro__):
-        if name in vars(kind):
-            return vars(kind)[name](model)
-    raise AttributeError(name)
+    name, kinds = "get_metrics_result", reversed(type(model).__mro__)
+    return next(vars(kind)[name] for kind in kinds if name in vars(kind))(model)
 
 
 def model_of(callback: Any) -> Any:
@@ -100,7 +97,7 @@ def shapes_of_example(model: keras.Model) -> list[object]:
     def of_one(spec: keras.KerasTensor) -> keras.KerasTensor:
         return keras.KerasTensor((1, *spec.shape[1:]), spec.dtype)
 
-    signature = internals.INPUT_SIGNATURE.get()(model)
+    signature = internals.INPUT_SIGNATURE.value(model)
     return [keras.tree.map_structure(of_one, each) for each in signature or ()]
 
 
@@ -270,21 +267,6 @@ MIXING = frozenset(_AXES)
 """The names of Keras's loss and metric functions that may mix examples."""
 
 
-def serialize_as(own: Any, stand_in: Any) -> None:
-    """Lets objects of the class `stand_in` be saved and pickled as objects of the class `own`."""
-    for registry in (internals.CUSTOM_NAMES, internals.EXPORTED_NAMES):
-        names = registry.get() if registry.is_there() else {}
-        if own in names:
-            names[stand_in] = names[own]
-    if own.__reduce__ is not object.__reduce__:
-
-        def reduce(kept: object) -> tuple[object, ...]:
-            function, *rest = own.__reduce__(kept)
-            return (getattr(own, function.__name__), *rest)  # a function that pickle finds in `own`
-
-        stand_in.__reduce__ = reduce
-
-
 def parts_of(model: keras.Model) -> list[Any]:
     """Returns a model and all objects that hold its variables."""
     return [model, *flat_layers(model), *optimizers_of(model), *model.metrics]
@@ -365,13 +347,6 @@ def is_complete(model: Any) -> bool:
     return has_built_layers(model) and all(one is None or one.built for one in compiled)
 
 
-def clear_losses_on(layers: Iterable[Any]) -> None:
-    """Removes the losses of the last calls of layers."""
-    name = internals.LOSSES.attribute
-    for layer in layers:
-        getattr(layer, name).clear()
-
-
 def require_losses_of_layers() -> None:
     """Raises a `VersionError` if Keras lacks an internal that `add_loss` in replicas needs."""
     internals.LOSSES.require()
@@ -386,14 +361,6 @@ def loss_ids_on(layer: Any) -> set[int]:
     The set is empty if Keras lacks it; `require_losses_of_layers` then refuses `add_loss`.
     """
     return getattr(layer, internals.LOSS_IDS.attribute, set())
-
-
-def may_mix_examples(loss: Any) -> bool:
-    """Returns whether a loss, in any form that `compile` takes, is Keras's and may mix examples."""
-    if isinstance(loss, str):
-        loss = keras.losses.get(loss)
-    function = getattr(loss, "fn", loss)
-    return getattr(function, "__name__", "") in _AXES and is_builtin(function)
 
 
 def is_of_examples(metric: Any) -> bool:
@@ -411,7 +378,7 @@ def is_of_examples(metric: Any) -> bool:
 def whole_batch(x: object, y: object, sample_weight: object) -> Any:
     """Returns arrays as one batch of tensors, in the form in which Keras passes it to a step."""
     rows = len(next(leaf for leaf in keras.tree.flatten(x) if leaf is not None))
-    make = internals.GET_DATA_ADAPTER.get()
+    make = internals.GET_DATA_ADAPTER.value
     adapter = make(x, y, sample_weight=sample_weight, batch_size=rows, shuffle=False)
     batch = next(iter(adapter.get_numpy_iterator()))
     return keras.tree.map_structure(
@@ -443,7 +410,7 @@ def require_scaling(*, in_fit: bool) -> None:
 def register_tree_node(kind: type[Any]) -> None:
     """Lets `keras.tree` flatten and rebuild objects of a class; their leaves are in `values`."""
     # Keras has a module for each tree library. `tree` is the module for the library in use.
-    tree: Any = internals.TREE.get() if internals.TREE.is_there() else None
+    tree: Any = internals.TREE.value if internals.TREE.is_there() else None
     if hasattr(tree, "torch_tree"):
         torch_tree = tree.torch_tree
         torch_tree.register_pytree_node(
@@ -469,12 +436,12 @@ def register_tree_node(kind: type[Any]) -> None:
 
 def get_keras_mask(tensor: Any) -> Any:
     """Returns the mask that Keras keeps for a tensor, None if there is none."""
-    return internals.GET_MASK.get()(tensor)
+    return internals.GET_MASK.value(tensor)
 
 
 def set_keras_mask(tensor: Any, mask: Any) -> None:
     """Sets the mask that Keras keeps for a tensor."""
-    internals.SET_MASK.get()(tensor, mask)
+    internals.SET_MASK.value(tensor, mask)
 
 
 def keep_keras_mask(before: Any, after: Any, change: Callable[[Any], Any] | None = None) -> Any:
@@ -487,7 +454,7 @@ def keep_keras_mask(before: Any, after: Any, change: Callable[[Any], Any] | None
 
 def apply_mask(sample_weight: Any, mask: Any, *, dtype: Any, reduction: str) -> Any:
     """Returns sample weights with a mask applied, by Keras's own function without patches."""
-    keras_own = inspect.unwrap(internals.APPLY_MASK.get())
+    keras_own = inspect.unwrap(internals.APPLY_MASK.value)
     return keras_own(sample_weight, mask, dtype=dtype, reduction=reduction)
 
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import keras
 
-from kerasdist.core.internals import value_at
 from kerasdist.keras_compat import internals
 from kerasdist.keras_compat.models import is_builtin
 
@@ -37,8 +36,8 @@ def is_elementwise(optimizer: keras.Optimizer) -> bool:
 
 def updates_at_once(optimizer: keras.Optimizer) -> bool:
     """Returns whether Keras's PyTorch code for an optimizer updates many weights in one call."""
-    path = internals.UPDATE_AT_ONCE.path
-    return path is not None and isinstance(optimizer, value_at(path.rpartition(".")[0]))
+    known = internals.UPDATE_AT_ONCE
+    return known.is_there() and isinstance(optimizer, known.place[0])
 
 
 def updating(optimizer: keras.Optimizer) -> Any:

@@ -15,16 +15,16 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, final
 
 import keras
 
-from kerasdist.core.internals import Internal, value_at
+from kerasdist.core.internals import Internal, place_at, undecorated
 from kerasdist.keras_compat import internals
-from kerasdist.keras_compat.models import VERSION, backend_name, is_builtin, ops
+from kerasdist.keras_compat.models import backend_name, is_builtin
 
 Function = Callable[..., Any]
 
@@ -89,7 +89,11 @@ _VARIABLE = "keras:Variable"
 _LOSS_SCALE = "keras.optimizers:LossScaleOptimizer"
 _NORMALIZATION = "keras.layers:BatchNormalization"
 _TORCH_MODULE = "keras.layers:TorchModuleWrapper"
-_TORCH = ("torch",)
+_LOSS = "keras.losses:CosineSimilarity"
+_TORCH, _BY_REPLICA = ("torch",), ("tensorflow", "torch")
+
+INHERITED = (f"{_MODEL}.compile", f"{_LOSS}.call")
+"""Methods that are replaced in the class from which the class in the path inherits them."""
 
 BASES = (_MODEL, _LAYER, _OPTIMIZER, _VARIABLE)
 """The public classes of Keras to which a base class may be added, by their ``__bases__``."""
@@ -108,7 +112,7 @@ PATCHES: tuple[Patch, ...] = (
     *_of(_MODEL, "load_weights", "compares all shapes first"),
     _at(internals.READ_WEIGHT, "read_weight", "a comparison reads shapes alone"),
     # Losses and normalization.
-    _at(internals.LOSS_OF_FUNCTION, "call_loss", "losses that mix examples see all rows"),
+    *_of(_LOSS, "call", "losses that mix examples see all rows", "call_loss", _BY_REPLICA),
     Patch(("reduce_loss",), internals.REDUCE_WEIGHTED_VALUES, "a mean counts the global batch"),
     _at(internals.SCALE_LOSS, "scale_loss scale_outside", "divides a loss in custom loops"),
     _at(internals.UNSCALE_LOSS, "unscale_loss scale_outside", "undoes the division"),
@@ -192,21 +196,14 @@ REFUSALS: tuple[Patch, ...] = (
 """Patches that refuse a call, if Keras lacks the internal without which the call would go wrong."""
 
 
-@final
-@dataclass
-class _Place:
-    """An attribute of Keras that is patched.
+# Keras's own functions, by the id of the module or class that has each, and its name there; of
+# properties, the getters.
+_originals: dict[tuple[int, str], Function] = {}
 
-    Attributes:
-        original: Keras's own function; the getter, if the attribute is a property.
-        functions: The functions that run in place of Keras's, by their names in the table.
-    """
+# The functions that run in place of Keras's, by their names in the table.
+_installed: dict[str, Function | Method] = {}
 
-    original: Function
-    functions: dict[str, Function | Method] = field(default_factory=dict[str, Function | Method])
-
-
-_places: dict[tuple[int, str], _Place] = {}
+# The base classes that were added to classes of Keras, by the paths of these classes.
 _bases: dict[str, type] = {}
 _patched: set[str] = set()
 
@@ -222,54 +219,46 @@ def install(**functions: Function | Method) -> None:
     Each name is given once per process. If this version of Keras lacks a target, nothing is
     replaced, and the feature that needs the target raises a `VersionError` when it is used.
     """
-    left, here = set(functions), backend_name()
+    _installed.update(functions)
+    known, here = set[str](), backend_name()
     for patch in (*PATCHES, *REFUSALS):
-        own = {name: functions[name] for name in patch.functions if name in functions}
-        left.difference_update(own)
-        if not own or patch.path is None or here not in (patch.backends or (here,)):
+        known.update(patch.functions)
+        is_used = not functions.keys().isdisjoint(patch.functions)
+        if not is_used or patch.path is None or here not in (patch.backends or (here,)):
             continue
         if patch.stands_for is None or patch.stands_for.is_gone():
-            _put_in(patch, patch.path, own)
-    assert not left, left
+            _put_in(patch, patch.path)
+    assert functions.keys() <= known, functions.keys() - known
 
 
-def _put_in(patch: Patch, path: str, functions: Mapping[str, Function | Method]) -> None:
-    owner_path, name = _split(path)
-    owner = value_at(owner_path)
+def _put_in(patch: Patch, path: str) -> None:
+    owner, name = place_at(path)
+    owner_path = path.rpartition(".")[0]
     now = inspect.getattr_static(owner, name)
     if isinstance(now, ModuleType):
         _patched.add(path)
         public = getattr(keras, name)
         for each, function in tuple(vars(now).items()):
             if hasattr(public, each) and callable(function) and not inspect.isclass(function):
-                _replace(patch, now, each, function, functions)
-    elif path == f"{_MODEL}.compile":
-        owner = next(one for one in owner.__mro__ if name in vars(one))
+                _replace(patch, now, each, function)
+    elif path in INHERITED:
         _patched.add(path)
-        _replace(patch, owner, name, now, functions)
+        _replace(patch, next(one for one in owner.__mro__ if name in vars(one)), name, now)
     elif owner_path in BASES and (name == "__new__" or not _is_defined(owner, name)):
         # `Model.__new__` stays: it calls the `__new__` of the next class, the added base class.
         _patched.add(f"{owner_path}.__bases__")
         base = _base_of(owner_path, owner)
         rest = owner.__mro__[owner.__mro__.index(base) + 1 :]
-        inherited = next(vars(one)[name] for one in rest if name in vars(one))
-        _replace(patch, base, name, inherited, functions)
+        _replace(patch, base, name, next(vars(one)[name] for one in rest if name in vars(one)))
     else:
         _patched.add(path)
-        _replace(patch, owner, name, now, functions)
+        _replace(patch, owner, name, now)
 
 
 def _is_defined(owner: Any, name: str) -> bool:
     """Returns whether Keras itself defines a method in a class, and not another library."""
-    own = vars(owner).get(name)
-    return (id(owner), name) in _places or is_builtin(getattr(own, "fget", own))
-
-
-def _split(path: str) -> tuple[str, str]:
-    """Returns the path of the object that has an attribute, and the attribute's name."""
-    module, _, names = path.partition(":")
-    owner, _, name = names.rpartition(".")
-    return (f"{module}:{owner}" if owner else module), name
+    own = undecorated(vars(owner).get(name))
+    return (id(owner), name) in _originals or is_builtin(own)
 
 
 def _base_of(path: str, owner: Any) -> type:
@@ -282,26 +271,17 @@ def _base_of(path: str, owner: Any) -> type:
     return base
 
 
-def _replace(
-    patch: Patch, owner: Any, name: str, now: Any, functions: Mapping[str, Function | Method]
-) -> None:
+def _replace(patch: Patch, owner: Any, name: str, now: Any) -> None:
     """Replaces an attribute of the owner, which may be inherited, by functions of the patch."""
-    place = _places.get((id(owner), name))
-    if place is None:
-        original: Any = now.fget if isinstance(now, property) else getattr(now, "__func__", now)
-        if name == "apply_mask" and VERSION < (3, 15):
-            original = _without_change_of_mask(original)
-        place = _places[id(owner), name] = _Place(original)
-    place.functions.update(functions)
-    listed = [place.functions[one] for one in patch.functions if one in place.functions]
-    call = place.original
+    original = call = _originals.setdefault((id(owner), name), undecorated(now))
+    listed = [_installed[one] for one in patch.functions if one in _installed]
     for function in reversed(listed):
         made = isinstance(function, Method)
         call = function.make(call) if made else functools.partial(function, call)
         if not isinstance(now, property) or function is not listed[0]:
-            call = _as_function(call, place.original)
+            call = _as_function(call, original)
     if isinstance(now, property):
-        setattr(owner, name, property(call, doc=place.original.__doc__))
+        setattr(owner, name, property(call, doc=original.__doc__))
     else:
         setattr(owner, name, staticmethod(call) if isinstance(now, staticmethod) else call)
 
@@ -322,13 +302,3 @@ def _as_function(call: Function, original: Function) -> Function:
     if original.__name__ != "build":
         call.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]
     return call
-
-
-def _without_change_of_mask(original: Function) -> Function:
-    """Returns an ``apply_mask`` that leaves the given mask unchanged, as in Keras from 3.15 on."""
-
-    @functools.wraps(original)
-    def apply_mask(sample_weight: object, mask: object, **options: object) -> Any:
-        return original(sample_weight, None if mask is None else ops.copy(mask), **options)
-
-    return apply_mask

@@ -148,7 +148,7 @@ def facts_of(dataset: object) -> PipelineFacts:
     unseeded |= {"shuffle" for step in steps if _shuffles_without_seed(step)}
     changing = {one.type for one in operations if one.type.startswith(_CHANGES)}
     return PipelineFacts(
-        calls_python=any(isinstance(step, internals.VARIANT.get()) for step in steps)
+        calls_python=any(isinstance(step, internals.VARIANT.value) for step in steps)
         or any(one.type in _PYTHON for one in operations),
         draws=bool(drawing),
         is_cached=_is_cached(dataset),
@@ -160,17 +160,17 @@ def facts_of(dataset: object) -> PipelineFacts:
 
 
 def _is_cached(step: Any) -> bool:
-    while not isinstance(step, internals.CACHE.get()):
+    while not isinstance(step, internals.CACHE.value):
         inputs = internals.INPUTS_OF_PIPELINE.of(step)()
         draws = any(one.type.startswith(_DRAWS) for one in _operations(step))
-        if draws or isinstance(step, internals.SHUFFLE.get()) or len(inputs) != 1:
+        if draws or isinstance(step, internals.SHUFFLE.value) or len(inputs) != 1:
             return False
         [step] = inputs
     return True
 
 
 def _shuffles_without_seed(step: Any) -> bool:
-    if not isinstance(step, internals.SHUFFLE.get()):
+    if not isinstance(step, internals.SHUFFLE.value):
         return False
     seeds = internals.SHUFFLE_SEED.of(step), internals.SHUFFLE_SECOND_SEED.of(step)
     return not any(map(int, seeds))

@@ -16,9 +16,9 @@ import keras
 import numpy as np
 
 from kerasdist.core import whole_files
+from kerasdist.core.internals import require_all, with_base
 from kerasdist.errors import VersionError
 from kerasdist.keras_compat import internals
-from kerasdist.keras_compat.data import as_class_of_keras
 from kerasdist.keras_compat.models import ops
 
 Memory = defaultdict[Any, list[np.ndarray[Any, Any]]]
@@ -30,18 +30,14 @@ Getting new memory from the system takes several times as long as the copy itsel
 # The names of the members of a ``.keras`` file.
 _METADATA, _CONFIG, _WEIGHTS, _ASSETS = "metadata.json", "config.json", "model.weights.h5", "assets"
 
-_NEEDED = (
-    internals.SAVE_STATE,
-    internals.SERIALIZE_MODEL,
-    internals.WEIGHTS_FILE,
-    internals.ASSETS_FILE,
-    internals.FITS_IN_MEMORY,
-)
-
 
 def why_no_snapshots() -> VersionError | None:
     """Returns an error if Keras lacks an internal that snapshots need; otherwise None."""
-    return next((one.missing() for one in _NEEDED if not one.is_there()), None)
+    try:
+        require_all(internals, internals.SAVE_ASYNC)
+    except VersionError as error:
+        return error
+    return None
 
 
 @final
@@ -56,13 +52,13 @@ class Snapshot:
 
         If reading the state needs collectives, all workers must make the snapshot.
         """
-        assets = None if weights_only else internals.ASSETS_FILE.get()
-        self._texts = None if weights_only else internals.SERIALIZE_MODEL.get()(model)
+        assets = None if weights_only else internals.ASSETS_FILE.value
+        self._texts = None if weights_only else internals.SERIALIZE_MODEL.value(model)
         self._assets: Any = None if assets is None else assets(_ASSETS, mode="w")
-        self._fits_in_memory = weights_only or internals.FITS_IN_MEMORY.get()(model)
-        self._values: _Copies = as_class_of_keras(_Copies, internals.WEIGHTS_FILE.get())(memory)
+        self._fits_in_memory = weights_only or internals.FITS_IN_MEMORY.value(model)
+        self._values: _Copies = with_base(_Copies, internals.WEIGHTS_FILE.value)(memory)
         try:
-            internals.SAVE_STATE.get()(model, self._values, self._assets, "", set())
+            internals.SAVE_STATE.value(model, self._values, self._assets, "", set())
         except BaseException:
             self.discard()
             raise
@@ -77,7 +73,7 @@ class Snapshot:
             with tempfile.TemporaryDirectory() as folder:
                 here = Path(folder, Path(path).name)
                 self._write(here)
-                internals.COPY_FILE.get()(str(here), path)
+                internals.COPY_FILE.value(str(here), path)
         finally:
             self.discard()
 
@@ -87,7 +83,7 @@ class Snapshot:
             self._assets.close()
 
     def _write(self, path: Path) -> None:
-        file = internals.WEIGHTS_FILE.get()
+        file = internals.WEIGHTS_FILE.value
         if self._texts is None or self._assets is None:
             self._write_weights(file(path, mode="w"))
             return

@@ -10,77 +10,49 @@ from typing import Any
 import keras
 import numpy as np
 
-from kerasdist.core.internals import Internal, value_at
+from kerasdist.core.internals import Internal
 from kerasdist.keras_compat import internals
 from kerasdist.keras_compat.internals import SEED_GENERATOR
 
-# Where Keras stores the state of each thread, and the names of the state's entries. Compiled steps
-# read this information. It is in a dictionary and not behind a cached function, because torch's
-# compiler would trace the function's body.
-KNOWN: dict[Any, Any] = {}
+# "scope": the result of `name_of_scope`, which compiled steps read. It is in a dictionary and not
+# behind a cached function, because torch's compiler would trace the function's body.
+KNOWN: dict[str, str | None] = {}
 
 
-def place_of_state() -> tuple[Any, str]:
-    """Returns Keras's module with the state of each thread, and the state's name in that module.
-
-    The state itself is not returned, because `keras.utils.clear_session` replaces it.
-    """
-    place = KNOWN.get(internals.THREAD_STATE)
-    if place is None:
-        internals.THREAD_STATE.require()
-        module, _, name = str(internals.THREAD_STATE.path).partition(":")
-        place = KNOWN[internals.THREAD_STATE] = sys.modules[module], name
-    return place
-
-
-def _name_of(internal: Internal) -> str:
-    """Returns the name of an entry of Keras's state of a thread.
-
-    Some of these names are constants of Keras; others occur only in the code of Keras's functions.
-    """
-    name = KNOWN.get(internal)
-    if name is None:
-        internal.require()
-        try:
-            name = value_at(internal.path or "")
-        except AttributeError:
-            name = internal.attribute
-        KNOWN[internal] = name
-    return name
+# `keras.utils.clear_session` replaces the object in which Keras keeps the state of each thread. So
+# each of the following functions reads this object anew, from Keras's module.
 
 
 def of_thread(internal: Internal) -> Any:
     """Returns an entry of the calling thread's Keras state, None if the entry is not set."""
-    state = getattr(*(KNOWN.get(internals.THREAD_STATE) or place_of_state()))
-    return getattr(state, KNOWN.get(internal) or _name_of(internal), None)
+    return getattr(getattr(*internals.THREAD_STATE.place), internal.value, None)
 
 
 def keep_of_thread(internal: Internal, value: object) -> None:
     """Sets an entry of the calling thread's Keras state."""
-    state = getattr(*(KNOWN.get(internals.THREAD_STATE) or place_of_state()))
-    setattr(state, KNOWN.get(internal) or _name_of(internal), value)
+    setattr(getattr(*internals.THREAD_STATE.place), internal.value, value)
 
 
 def copy_thread_state() -> dict[str, Any]:
     """Returns Keras's state of the calling thread: scopes, policies, the device."""
-    return dict(vars(getattr(*(KNOWN.get(internals.THREAD_STATE) or place_of_state()))))
+    return dict(vars(getattr(*internals.THREAD_STATE.place)))
 
 
 def paste_thread_state(state: dict[str, Any]) -> None:
     """Sets Keras's state of the calling thread to the state of another thread."""
-    here = vars(getattr(*(KNOWN.get(internals.THREAD_STATE) or place_of_state())))
+    here = vars(getattr(*internals.THREAD_STATE.place))
     here.clear()
     # Stacks, such as the stack of name scopes, are copied for each thread.
     for key, value in state.items():
         here[key] = list(value) if isinstance(value, list) else value
 
 
-def name_of_scope() -> Any:
+def name_of_scope() -> str | None:
     """Returns the name of the state's entry with the open stateless scope; None if not found."""
     if "scope" not in KNOWN:
         KNOWN["scope"] = None
         if internals.THREAD_STATE.is_there():
-            entries = vars(getattr(*place_of_state()))
+            entries = vars(getattr(*internals.THREAD_STATE.place))
             with keras.StatelessScope(initialize_variables=False) as scope:
                 names = (name for name, one in entries.items() if one is scope)
                 KNOWN["scope"] = next(names, None)
@@ -91,7 +63,7 @@ def get_stateless_scope() -> Any:
     """Returns the `keras.StatelessScope` that is open in this thread, None if there is none."""
     name = KNOWN["scope"] if "scope" in KNOWN else name_of_scope()
     if name is not None:
-        return getattr(getattr(*KNOWN[internals.THREAD_STATE]), name, None)
+        return getattr(getattr(*internals.THREAD_STATE.place), name, None)
     with keras.StatelessScope(initialize_variables=False) as scope:
         return scope.original_scope
 

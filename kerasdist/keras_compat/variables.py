@@ -61,7 +61,7 @@ def outside_stateless_scopes() -> Iterator[None]:
     if name is None:  # Keras stores scopes in another way, so strategies are refused
         yield
         return
-    place = KNOWN[internals.THREAD_STATE]
+    place = internals.THREAD_STATE.place
     threads = getattr(*place)
     scope = getattr(threads, name, None)
     setattr(threads, name, current.trial)
@@ -71,11 +71,11 @@ def outside_stateless_scopes() -> Iterator[None]:
         setattr(getattr(*place), name, scope)
 
 
-class ReadingScope(keras.StatelessScope):
-    """A scope that changes what is read from variables, but not what assignments to them do."""
+class InnerScope(keras.StatelessScope):
+    """A stateless scope that leaves assignments to the enclosing scope; without one, it assigns."""
 
     def add_update(self, update: tuple[Any, Any]) -> None:
-        """Passes an assignment on to the enclosing scope; if there is none, assigns the value."""
+        """Assigns to a variable as if this scope were not open."""
         if self.original_scope is not None:
             self.original_scope.add_update(update)
             return

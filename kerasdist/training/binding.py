@@ -1,15 +1,15 @@
 """Binds an object to a strategy: gives the object a subclass of its class, with a mixin first.
 
-A model is not bound: it keeps its own class. A metric or a regularizer gets a new subclass, whose
-first base is a mixin of kerasdist and whose second base is the user's class. The subclass has the
-name and the module of the user's class, so that the object is saved, loaded and printed as before.
+A model is not bound: it keeps its own class. A metric or a regularizer, for example, gets a new
+subclass, whose first base is a mixin of kerasdist and whose second base is the user's class. The
+object's ``__class__`` is still the user's class, so that the object is saved, loaded and printed as
+before.
 """
 
 from __future__ import annotations
 
 import weakref
-
-from kerasdist import keras_compat
+from typing import Any
 
 # Keys and values are weak, so that a user's class can be deleted with its last object.
 _bound: weakref.WeakKeyDictionary[type, weakref.WeakValueDictionary[tuple[type, ...], type]] = (
@@ -26,21 +26,30 @@ def bind(instance: object, front: type, *behind: type) -> None:
     before the method of the base class.
     """
     if not isinstance(instance, front):
-        object.__setattr__(instance, "__class__", _bound_class(type(instance), front, behind))
+        _set_class(instance, _bound_class(type(instance), front, behind))
 
 
-def _bound_class(own: type, front: type, behind: tuple[type, ...]) -> type:
+# `object.__setattr__` would call the property of a class that is already bound.
+_set_class: Any = vars(object)["__class__"].__set__
+
+
+def _bound_class(own: Any, front: type, behind: tuple[type, ...]) -> type:
     """Returns a subclass of `front` (which comes first), `own` and the classes of `behind`."""
     known = _bound.setdefault(own, weakref.WeakValueDictionary())
     bound = known.get((front, *behind))
     if bound is not None:
         return bound
     is_base = any(own in one.__bases__ for one in behind)
-    bound = type(
-        own.__name__,
-        (front, *behind) if is_base else (front, own, *behind),
-        {"__module__": own.__module__, "__qualname__": own.__qualname__, "__doc__": own.__doc__},
-    )
-    keras_compat.serialize_as(own, bound)
+    body = {"__module__": own.__module__, "__qualname__": own.__qualname__, "__doc__": own.__doc__}
+    if "__class__" not in vars(own):  # `own` is not bound itself
+        body["__class__"] = property(lambda instance: own)
+        if own.__reduce__ is not object.__reduce__:
+
+            def reduce(instance: object) -> tuple[object, ...]:
+                function, *rest = own.__reduce__(instance)
+                return (getattr(own, function.__name__), *rest)  # pickle finds this in `own`
+
+            body["__reduce__"] = reduce
+    bound = type(own.__name__, (front, *behind) if is_base else (front, own, *behind), body)
     known[front, *behind] = bound
     return bound

@@ -190,7 +190,7 @@ def _fit(original: Original, trainer: TrainerLike, call: inspect.BoundArguments)
     # Facts about this call that the workers compare.
     facts = {} if job is None else worker_agreement.given(job, replicas, given)
     if given["validation_split"] and given["validation_data"] is None:
-        arrays, given["validation_data"] = keras_compat.internals.SPLIT_ARRAYS.get()(
+        arrays, given["validation_data"] = keras_compat.internals.SPLIT_ARRAYS.value(
             (given["x"], given["y"], given["sample_weight"]),
             validation_split=given["validation_split"],
         )
@@ -275,7 +275,7 @@ def _adapt(
 def _adapted(
     trainer: TrainerLike, x: object, position: Position | None = None, **arguments: object
 ) -> Any:
-    if isinstance(x, keras_compat.DataAdapter):
+    if keras_compat.is_data_adapter(x):
         return x
     job = trainer.replicas.job
     if isinstance(x, DistributedDataset) or (job is not None and shards_itself(x)):

@@ -64,14 +64,10 @@ def clear_losses(original: Callable[..., Any], layer: keras.Layer) -> None:
         original(layer)
         return
     # Keras calls this only for the outermost layer, so inner layers are cleared too.
-    layers = [layer, *keras_compat.flat_layers(layer)]
-    for inner in layers:
+    for inner in [layer, *keras_compat.flat_layers(layer)]:
         losses.pop(id(inner), None)
-    if current.trial is None:  # Keras's own lists may have losses of earlier calls
-        if internals.LOSSES.path is not None:
-            keras_compat.clear_losses_on(layers)
-        else:
-            original(layer)
+        if current.trial is None:  # Keras's own list may have losses of earlier calls
+            getattr(inner, internals.LOSSES.attribute, []).clear()
 
 
 def hand_over(replicas: Sequence[ReplicaLike]) -> None:
@@ -139,7 +135,7 @@ def _function_of_global_batch(own: Callable[[Any], Any]) -> Callable[[Any], Any]
 
 def prepare(model: keras.Model) -> None:
     """Makes the activity regularizers in a model compute on the rows of all replicas."""
-    internals.LOSSES.is_there()  # Looked up now, because torch's compiler cannot follow the search.
+    _ = internals.LOSSES.attribute  # Found now, because torch's compiler cannot follow the search.
     for layer in [model, *keras_compat.flat_layers(model)]:
         own = layer.activity_regularizer
         if own is None or type(own) in _MEANS or isinstance(own, GlobalBatchRegularizer):

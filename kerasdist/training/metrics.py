@@ -117,7 +117,7 @@ def _bind(metric: keras.Metric) -> None:
     bind(metric, ReplicatedMetric, *behind)
 
 
-class KnownValues(keras_compat.ReadingScope):
+class KnownValues(keras_compat.InnerScope):
     """A scope in which some variables have given values; the outer scope handles the others."""
 
     def __init__(self, values: Iterable[tuple[Any, Any]]) -> None:
@@ -191,9 +191,8 @@ def prepare(model: Any, strategy: Strategy) -> None:
 
     This includes metrics and regularizers that were made outside of the scope.
 
-    Raises an error for losses and random draws that replicas cannot compute exactly.
+    Raises an error for random draws that replicas cannot compute exactly.
     """
-    numerics.require_losses(model)
     randomness.require_draws(model)
     layer_losses.prepare(model)
     for metric in metrics_of(model):

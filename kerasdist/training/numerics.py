@@ -15,7 +15,6 @@ w_r`` (`reduce_loss`). The derivation is in docs/numerics.md.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -73,20 +72,11 @@ def call_loss(original: Callable[..., Any], loss: Any, y_true: Any, y_pred: Any)
         return original(loss, y_true, y_pred)
     values = original(loss, *gather_rows(replica, (y_true, y_pred)))
     if loss.fn is not keras.losses.circle:
-        return internals.REDUCE_VALUES.get()(values, None, loss.reduction)
+        return internals.REDUCE_VALUES.value(values, None, loss.reduction)
     sizes = replica.collectives.all_stack(ops.cast(replica.local_batch.size, "int32"))
     begin = ops.sum(sizes[: replica.replica_id_in_sync_group])
     end = begin + replica.local_batch.size
     return keras_compat.keep_keras_mask(values, values[begin:end], lambda mask: mask[begin:end])
-
-
-def require_losses(model: Any) -> None:
-    """Refuses losses that mix examples, if this Keras lacks the function that kerasdist hooks."""
-    if internals.LOSS_OF_FUNCTION.is_there() or keras_compat.backend_name() == "jax":
-        return  # on JAX, `fit` has the whole batch
-    losses = keras.tree.flatten(model.loss), keras_compat.held_by(model, keras.losses.Loss)
-    if any(map(keras_compat.may_mix_examples, itertools.chain(*losses))):
-        raise internals.LOSS_OF_FUNCTION.missing()
 
 
 def gather_rows(replica: ReplicaLike, structure: object) -> Any:

@@ -135,6 +135,6 @@ def _of_data(arguments: Mapping[str, Any]) -> dict[str, Any]:
     facts: dict[str, Any] = {}
     for name in ("x", "validation_data"):
         adapter = arguments.get(name)
-        if isinstance(adapter, keras_compat.DataAdapter):
+        if keras_compat.is_data_adapter(adapter):
             facts[f"number of batches of {name}"] = adapter.num_batches
     return facts

@@ -45,6 +45,10 @@ class Model(Parent):
     def _layers(self):
         return []
 
+    @staticmethod
+    def open_scope():
+        return "stateless_scope"
+
     @classmethod
     def make(cls):
         cls._made = cls()
@@ -72,10 +76,10 @@ def internal(*spellings, **options):
 
 
 def test_what_a_module_or_class_has_is_found():
-    assert internal("jax.steps:take_step").get()() == "a step"
-    assert internal("jax:Model._layers").get() is Model._layers
-    assert internal("jax.steps:").get() is sys.modules["jax.steps"]
-    assert internal("jax:steps").get() is sys.modules["jax.steps"]
+    assert internal("jax.steps:take_step").value() == "a step"
+    assert internal("jax:Model._layers").value is Model._layers
+    assert internal("jax:Model._layers").place == (Model, "_layers")
+    assert internal("jax:steps").value is sys.modules["jax.steps"]
     assert internal("jax:Model._kind").package == "jax"
     assert internal("jax:Model._kind").attribute == "_kind"
 
@@ -93,13 +97,12 @@ def test_attributes_that_objects_get_are_known_by_the_class(name):
         "jax:steps._weights",
         "jax.steps:run_step",
         "jax.loops:take_step",
-        "jax.loops:",
     ],
 )
 def test_what_is_gone_is_an_error_as_it_is_used(path):
     gone = internal(path)
     assert not gone.is_there()
-    for use in (gone.get, gone.require):
+    for use in (lambda: gone.value, lambda: gone.place, gone.require):
         with pytest.raises(VersionError) as raised:
             use()
         for said in (path, "training on mars", "jax=0.99", "pip install jax==", "kerasdist doctor"):
@@ -109,18 +112,18 @@ def test_what_is_gone_is_an_error_as_it_is_used(path):
 def test_it_is_looked_for_when_it_is_used(jax_of_this_test):
     late = internal("jax:late")
     jax_of_this_test.late = 1
-    assert late.get() == 1
+    assert late.value == 1
 
 
 def test_of_two_spellings_the_one_that_is_there_counts():
     both = internal("jax:Model._kinds", "jax:Model._kind")
-    assert (both.get(), both.of(Model()), both.attribute) == ("dense", "dense", "_kind")
+    assert (both.value, both.of(Model()), both.attribute) == ("dense", "dense", "_kind")
     newest = internal("jax:Model._kind", "jax:Model._weights")
-    assert (newest.get(), newest.attribute) == ("dense", "_kind")
+    assert (newest.value, newest.attribute) == ("dense", "_kind")
     neither = internal("jax:Model._kinds", "jax:Model._sorts")
     assert neither.attribute == "_kinds"
     with pytest.raises(VersionError, match=r"jax:Model\._kinds"):
-        neither.get()
+        _ = neither.value
 
 
 def test_objects_have_their_own():
@@ -130,12 +133,24 @@ def test_objects_have_their_own():
 
 
 def test_an_object_is_asked_where_its_class_cannot_tell():
-    """What is set from outside, in a version that spells it in the older way."""
-    model, mask = Model(), internal("jax:Model._masks", "jax:Model._mask")
+    """What is set from outside."""
+    model, mask = Model(), internal("jax:Model._mask")
     model._mask = 1
     assert not mask.is_there()
     mask.set(model, 2)
-    assert (mask.of(model), model._mask, hasattr(model, "_masks")) == (2, 2, False)
+    assert (mask.of(model), model._mask) == (2, 2)
+
+
+def test_something_else_serves_where_it_is_gone():
+    assert internal("jax.steps:take_step", otherwise=None).value() == "a step"
+    gone = internal("jax.steps:run_step", otherwise=None)
+    assert (gone.value, gone.is_there()) == (None, False)
+    with pytest.raises(VersionError):
+        gone.require()
+
+
+def test_a_text_in_a_function_is_its_own_value():
+    assert internal("jax:Model.open_scope.stateless_scope").value == "stateless_scope"
 
 
 def test_an_object_that_has_none_gets_none():

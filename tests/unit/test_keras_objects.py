@@ -150,6 +150,7 @@ def test_a_bound_metric(make, behind):
     metrics._bind(metric)
     kinds = type(metric).__mro__
     names = [kind.__name__ for kind in kinds]
+    assert metric.__class__ is own  # by which Keras saves it
     assert isinstance(metric, own)
     assert names[1] == "ReplicatedMetric"
     assert [name for name in names if name.startswith("Replicated")][1:] == behind
@@ -164,6 +165,7 @@ def test_a_bound_metric(make, behind):
     assert type(other) is bound
     binding.bind(metric, metrics.GlobalBatchMetric)
     assert type(metric).__mro__[1] is metrics.GlobalBatchMetric
+    assert metric.__class__ is own
 
 
 def test_functions_of_keras_and_of_users_have_classes_of_their_own():

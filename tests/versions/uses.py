@@ -410,14 +410,6 @@ def save_behind_on_other_storage(here: Here):
     here.fit(here.model(), callbacks=[callback])
 
 
-def save_with_metrics(here: Here):
-    with tempfile.TemporaryDirectory() as folder:
-        model = here.model(metrics=[here.keras.metrics.MeanAbsoluteError()])
-        here.fit(model)
-        model.save(f"{folder}/model.keras")
-        assert here.keras.saving.load_model(f"{folder}/model.keras").metrics
-
-
 def restore_the_best(here: Here):
     """A second `fit` goes on with what the first has found out of the best epoch."""
     with tempfile.TemporaryDirectory() as folder:

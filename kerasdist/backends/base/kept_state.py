@@ -112,10 +112,6 @@ class _Numbers(Place):
 class Attributes(Place):
     """The attributes of an object, in its ``__dict__``."""
 
-    def read(self) -> Any:
-        """Returns the attributes that are set."""
-        return dict(self.at)
-
     def is_same(self, contents: Any) -> bool:
         """Returns whether the attributes' values now are exactly the objects in `contents`."""
         now = self.at

@@ -39,7 +39,7 @@ def described_devices(target: Target) -> list[Any]:
     """
     topology, config = target.topology, target_config(target.chip)
     options = {"topology": topology, "target_config": config} if config else {}
-    return list(GET_TOPOLOGY.get()(topology, platform=target.chip.platform, **options).devices)
+    return list(GET_TOPOLOGY.value(topology, platform=target.chip.platform, **options).devices)
 
 
 @final

@@ -241,7 +241,7 @@ def _component(variable: object) -> Any:
 
 def _events_of(path: Path) -> Iterator[Event]:
     """Yields the events of an XPlane file, with a process per plane and a thread per line."""
-    space = XPLANE.get()()
+    space = XPLANE.value()
     space.ParseFromString(path.read_bytes())
     for process, plane in enumerate(space.planes):
         yield _name("process_name", process, 0, plane.name)

@@ -42,6 +42,7 @@ IN_XLA = internal(
     "tensorflow.python.ops.control_flow_util:GraphOrParentsInXlaContext",
     "the error that XLA cannot compile strategy.run",
     "XLA raises its own error in place of kerasdist's",
+    otherwise=lambda graph: False,
 )
 
 # Scopes and strategies.
@@ -99,23 +100,23 @@ REMOVE_OP_CALLBACK = internal(f"{_CALLBACKS}:remove_op_callback", *_LOOKUPS)
 
 # Several workers.
 
-_JOB = "several workers"
-EAGER_CONTEXT = internal("tensorflow.python.eager.context:context", _JOB)
-CONFIGURE_COLLECTIVES = internal(f"{_CONTEXT}.configure_collective_ops", _JOB)
-CONFIGURE_COORDINATION = internal(f"{_CONTEXT}.configure_coordination_service", _JOB)
-ENABLE_COLLECTIVES = internal(f"{_CONTEXT}.enable_collective_ops", _JOB)
-RUNTIME_CONFIG = internal(f"{_CONTEXT}.config", _JOB)
-START_RUNTIME = internal(f"{_CONTEXT}.ensure_initialized", _JOB)
-WORKERS_EXTENDED = internal(_WORKERS, _JOB)
-CHECKS_HEALTH = internal(f"{_WORKERS}._enable_check_health", _JOB)
-SERVER_STARTED = internal(f"{_WORKERS}._std_server_started", _JOB)
-LOCAL_DEVICES = internal(f"{_WORKERS}._initialize_local_devices", _JOB)
-WORKERS_INITIAL_VALUE = internal(f"{_WORKERS}._get_variable_creator_initial_value", _JOB)
-INITIAL_VALUE = internal(f"{_MIRRORED}._get_variable_creator_initial_value", _JOB)
-CREATE_VARIABLE = internal(f"{_WORKERS}._create_variable", _JOB)
-SYNC_ON_READ_VARIABLE = internal(f"{_VALUES}:SyncOnReadVariable", _JOB)
-READ_SYNC_ON_READ = internal(f"{_VALUES}:SyncOnReadVariable._get_cross_replica", _JOB)
-IN_UPDATE = internal(f"{_DISTRIBUTE}.values_util:in_replica_update_context", _JOB)
+JOB = "several workers"
+EAGER_CONTEXT = internal("tensorflow.python.eager.context:context", JOB)
+CONFIGURE_COLLECTIVES = internal(f"{_CONTEXT}.configure_collective_ops", JOB)
+CONFIGURE_COORDINATION = internal(f"{_CONTEXT}.configure_coordination_service", JOB)
+ENABLE_COLLECTIVES = internal(f"{_CONTEXT}.enable_collective_ops", JOB)
+RUNTIME_CONFIG = internal(f"{_CONTEXT}.config", JOB)
+START_RUNTIME = internal(f"{_CONTEXT}.ensure_initialized", JOB)
+WORKERS_EXTENDED = internal(_WORKERS, JOB)
+CHECKS_HEALTH = internal(f"{_WORKERS}._enable_check_health", JOB)
+SERVER_STARTED = internal(f"{_WORKERS}._std_server_started", JOB)
+LOCAL_DEVICES = internal(f"{_WORKERS}._initialize_local_devices", JOB)
+WORKERS_INITIAL_VALUE = internal(f"{_WORKERS}._get_variable_creator_initial_value", JOB)
+INITIAL_VALUE = internal(f"{_MIRRORED}._get_variable_creator_initial_value", JOB)
+CREATE_VARIABLE = internal(f"{_WORKERS}._create_variable", JOB)
+SYNC_ON_READ_VARIABLE = internal(f"{_VALUES}:SyncOnReadVariable", JOB)
+READ_SYNC_ON_READ = internal(f"{_VALUES}:SyncOnReadVariable._get_cross_replica", JOB)
+IN_UPDATE = internal(f"{_DISTRIBUTE}.values_util:in_replica_update_context", JOB)
 
 # Profiles.
 

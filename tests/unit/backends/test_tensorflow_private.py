@@ -15,31 +15,31 @@ from kerasdist.backends.tensorflow import backend, internals
 from kerasdist.backends.tensorflow.private import patches
 from kerasdist.core.internals import value_at
 
-variable = internals.SYNC_ON_READ_VARIABLE.get()
+variable = internals.SYNC_ON_READ_VARIABLE.value
 PRIVATE = {
-    internals.DO_NOT_CONVERT.get(): "module_prefix",
-    internals.MIRRORED.get(): "values",
-    internals.DISTRIBUTED_VARIABLE.get().__init__: "self strategy values aggregation var_policy",
-    internals.DISTRIBUTED_VARIABLE.get().numpy: "self",
-    internals.READ_SYNC_ON_READ.get(): "self",
+    internals.DO_NOT_CONVERT.value: "module_prefix",
+    internals.MIRRORED.value: "values",
+    internals.DISTRIBUTED_VARIABLE.value.__init__: "self strategy values aggregation var_policy",
+    internals.DISTRIBUTED_VARIABLE.value.numpy: "self",
+    internals.READ_SYNC_ON_READ.value: "self",
     variable.assign: "self value use_locking name read_value",
-    internals.IN_XLA.get(): "graph",
-    internals.CONTROL_STATUS.get(): "",
-    internals.CONVERT.get(): "f ctx convert_by_default user_requested",
+    internals.IN_XLA.value: "graph",
+    internals.CONTROL_STATUS.value: "",
+    internals.CONVERT.value: "f ctx convert_by_default user_requested",
     tf.__internal__.distribute.interim.maybe_merge_call: "fn strategy args kwargs",
-    internals.FUNCTION_CLONE.get(): "self python_function",
-    internals.UPDATE_CONTEXT.get(): "replica_id",
-    internals.CREATE_VARIABLE.get(): "self next_creator kwargs",
-    internals.INITIAL_VALUE.get(): "self replica_id device primary_var kwargs",
-    internals.LOCAL_DEVICES.get(): "self cluster_resolver worker_device",
-    internals.IN_UPDATE.get(): "",
-    internals.ADD_OP_CALLBACK.get(): "callback_fn",
-    internals.REMOVE_OP_CALLBACK.get(): "op_callback",
-    internals.DEVICE_GENERATOR.get(): "shard_num multi_device_iterator_resource incarnation_id"
+    internals.FUNCTION_CLONE.value: "self python_function",
+    internals.UPDATE_CONTEXT.value: "replica_id",
+    internals.CREATE_VARIABLE.value: "self next_creator kwargs",
+    internals.INITIAL_VALUE.value: "self replica_id device primary_var kwargs",
+    internals.LOCAL_DEVICES.value: "self cluster_resolver worker_device",
+    internals.IN_UPDATE.value: "",
+    internals.ADD_OP_CALLBACK.value: "callback_fn",
+    internals.REMOVE_OP_CALLBACK.value: "op_callback",
+    internals.DEVICE_GENERATOR.value: "shard_num multi_device_iterator_resource incarnation_id"
     " source_device element_spec iterator_is_anonymous",
 }
 # By which a worker's strategy says that the health check and the server are not wanted.
-assert internals.CHECKS_HEALTH.get() is True
+assert internals.CHECKS_HEALTH.value is True
 # AutoGraph passes over us.
 patches.install()
 rules = value_at(str(internals.CONVERSION_RULES.path))

@@ -1,4 +1,4 @@
-"""What is private in torch stands in one module; without it a feature is slower, or is refused."""
+"""What is private in torch is declared; without it a feature is slower, or is refused."""
 
 import ast
 import json
@@ -11,7 +11,7 @@ import pytest
 from kerasdist.backends.torch import internals
 from kerasdist.core.internals import internals_of
 from tests.fresh import run_forked
-from tests.unit.test_layers import PACKAGE, imported, parse
+from tests.unit.test_layers import PACKAGE, parse
 
 HOME = PACKAGE / "backends" / "torch"
 FILES = sorted({*HOME.rglob("*.py")} - {HOME / "internals.py"})
@@ -82,13 +82,11 @@ def test_what_is_private_is_declared(path: Path):
     kinds = [one for one in ast.walk(tree) if isinstance(one, ast.ClassDef)]
     tensors = [one for one in kinds if "torch.Tensor" in classes_of_torch(one)]
     assert not re.search(r"\bself\._[a-z]", "".join(map(ast.unparse, tensors)))
-    if path.name != "private.py":
-        assert "kerasdist.backends.torch.internals" not in {*imported(tree)}
 
 
 def test_what_is_declared_is_used():
-    source = (HOME / "private.py").read_text(encoding="utf-8")
-    assert {*re.findall(r"\binternals\.([A-Z_]+)", source)} == {*internals_of(internals)}
+    source = "".join(path.read_text(encoding="utf-8") for path in FILES)
+    assert {*internals_of(internals)} <= {*re.findall(r"\binternals\.([A-Z_]+)", source)}
 
 
 PRESENT = """
@@ -105,16 +103,15 @@ def test_the_installed_torch_has_all():
 
 # Kerasdist with a torch that has none of them.
 GONE = """
-import dataclasses, importlib, warnings
+import dataclasses, warnings
 import keras, numpy as np, torch
 import kerasdist as kd
-from kerasdist.backends.torch import internals, private
+from kerasdist.backends.torch import internals
 from kerasdist.core.internals import internals_of
 
 for name, one in internals_of(internals).items():
     spellings = {f"{path}_moved": versions for path, versions in one.spellings.items()}
     setattr(internals, name, dataclasses.replace(one, spellings=spellings))
-importlib.reload(private)
 
 def refused(internal, use):
     try:
@@ -134,18 +131,18 @@ def equal(ones, others):
     return all(one.dtype == other.dtype and torch.equal(one, other) for one, other in pairs)
 
 # One by one, in place of kernels for all.
-assert equal(private.multiply_each(tensors(0), 1 / 3), torch._foreach_mul(tensors(0), 1 / 3))
-for by_one, at_once in (
-    (private.add_to_each, torch._foreach_add_), (private.copy_to_each, torch._foreach_copy_)
-):
+multiply = internals.MULTIPLY_EACH.value
+add, copy = internals.ADD_TO_EACH.value, internals.COPY_TO_EACH.value
+assert equal(multiply(tensors(0), 1 / 3), torch._foreach_mul(tensors(0), 1 / 3))
+for by_one, at_once in ((add, torch._foreach_add_), (copy, torch._foreach_copy_)):
     assert by_one is not at_once
     ones, others = tensors(0), tensors(0)
     by_one(ones, tensors(1))
     at_once(others, tensors(1))
     assert equal(ones, others) and not equal(ones, tensors(0))
 
-assert private.may_be_transformed()
-assert private.compiler_errors() == ()
+assert internals.ARE_TRANSFORMS_ACTIVE.value()
+assert internals.COMPILER_ERROR.value == ()
 
 class Centred(keras.layers.Layer):
     def call(self, x):

@@ -518,7 +518,7 @@ def _grid(devices: Sequence[Any], shape: tuple[int, ...], *, keep_order: bool = 
         # The chips of a TPU slice are connected as a torus, but not numbered along the torus.
         # `jax.make_mesh` does not suffice, because it can split an axis of the torus only on some
         # kinds of TPU.
-        create_device_mesh = CREATE_DEVICE_MESH.get()
+        create_device_mesh = CREATE_DEVICE_MESH.value
         # These errors mean that the devices are not a block of a torus.
         with contextlib.suppress(NotImplementedError, AssertionError):
             return create_device_mesh(shape, devices, allow_split_physical_axes=True)

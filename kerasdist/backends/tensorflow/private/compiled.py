@@ -18,8 +18,8 @@ def converted_as_here(function: Callable[..., Any]) -> Callable[..., Any]:
     AutoGraph also converts each `tf.function` that the user function calls, even if the calling
     code runs eagerly.
     """
-    here = internals.CONTROL_STATUS.get()()
-    return internals.CONVERT.get()(function, here, convert_by_default=False)
+    here = internals.CONTROL_STATUS.value()
+    return internals.CONVERT.value(function, here, convert_by_default=False)
 
 
 def error_with_own_type(error: Exception) -> Exception:
@@ -44,8 +44,8 @@ def uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
     code: Any = function.python_function  # type: ignore[attr-defined]
     if not internals.FUNCTION_AUTOGRAPH.of(function):
         return code
-    enabled = internals.CONTROL_STATUS_CONTEXT.get()(internals.STATUS_ENABLED.get())
-    return internals.CONVERT.get()(code, enabled, user_requested=True)
+    enabled = internals.CONTROL_STATUS_CONTEXT.value(internals.STATUS_ENABLED.value)
+    return internals.CONVERT.value(code, enabled, user_requested=True)
 
 
 def asks_for_xla(function: Callable[..., Any]) -> bool:
@@ -79,5 +79,4 @@ class _Explained:
 
 def compiles_with_xla() -> bool:
     """Returns whether XLA will compile the graph that is being traced."""
-    known = internals.IN_XLA
-    return known.is_there() and known.get()(tf.compat.v1.get_default_graph())
+    return internals.IN_XLA.value(tf.compat.v1.get_default_graph())

@@ -90,11 +90,11 @@ class Lookups:
         if not (tf.executing_eagerly() and _can_record()):
             yield
             return
-        ADD_OP_CALLBACK.get()(self._record)
+        ADD_OP_CALLBACK.value(self._record)
         try:
             yield
         finally:
-            REMOVE_OP_CALLBACK.get()(self._record)
+            REMOVE_OP_CALLBACK.value(self._record)
 
     def terms(self, gradient: Any) -> Terms:
         """Divides a gradient into terms whose sums over the replicas give one device's gradient."""

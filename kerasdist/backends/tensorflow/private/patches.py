@@ -35,8 +35,7 @@ def pass_over_own_code() -> None:
     """
     rules, do_not_convert = internals.CONVERSION_RULES, internals.DO_NOT_CONVERT
     if rules.is_there() and do_not_convert.is_there():
-        with_ours = (do_not_convert.get()("kerasdist"), *rules.get())
-        rules.set(sys.modules[str(rules.path).partition(":")[0]], with_ours)
+        setattr(*rules.place, (do_not_convert.value("kerasdist"), *rules.value))
 
 
 def let_variables_be_read() -> None:
@@ -56,7 +55,7 @@ def let_variables_be_read() -> None:
         "__complex__": lambda variable: complex(_number(variable)),
     }
     for name, conversion in conversions.items():
-        setattr(internals.DISTRIBUTED_VARIABLE.get(), name, conversion)
+        setattr(internals.DISTRIBUTED_VARIABLE.value, name, conversion)
 
 
 def _array(variable: Any) -> Callable[..., np.ndarray]:

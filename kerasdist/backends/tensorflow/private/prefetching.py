@@ -174,7 +174,7 @@ class PlacedBatches:
             self._host = tf.constant(tf.constant(0).device)
             unused, number = self._source(), tf.constant(0, tf.int64)
         self._functions = self._on_each_device(
-            lambda index: internals.DEVICE_GENERATOR.get()(
+            lambda index: internals.DEVICE_GENERATOR.value(
                 index, unused, number, self._host, parts.element_spec, iterator_is_anonymous=True
             )
         )

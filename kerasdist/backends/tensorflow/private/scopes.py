@@ -15,7 +15,7 @@ from kerasdist.core.internals import Internal
 
 
 @final
-class NativeScope(context.Placement):
+class NativeScope:
     """The scope of a ``tf.distribute`` strategy, which stays open after Keras's ``clear_session``.
 
     TensorFlow stores the open scope in its default graph, which ``clear_session`` drops. Without
@@ -28,7 +28,12 @@ class NativeScope(context.Placement):
 
     def __enter__(self) -> None:
         _renew_scopes_after_reset()
-        super().__enter__()
+        self.renew()
+        context.current.placements.append(self)
+
+    def __exit__(self, *error: object) -> None:
+        context.current.placements.remove(self)
+        self.leave(*error)
 
     def leave(self, *error: object) -> None:
         """Leaves the scope."""
@@ -97,7 +102,7 @@ def on_one_copy(index: int) -> Iterator[OneCopy]:
     Yields a stand-in for the strategy: an optimizer that gets the stand-in as its strategy updates
     only that copy.
     """
-    with internals.UPDATE_CONTEXT.get()(index):
+    with internals.UPDATE_CONTEXT.value(index):
         yield OneCopy(index)
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
-from typing import Any, final
+from typing import Any, cast, final
 from weakref import WeakSet
 
 import tensorflow as tf
@@ -14,13 +13,14 @@ import tensorflow as tf
 from kerasdist.api.options import CommunicationImplementation, CommunicationOptions
 from kerasdist.backends.tensorflow import internals
 from kerasdist.core.context import replaced_entries
+from kerasdist.core.internals import require_all, with_base
 from kerasdist.training.binding import bind
 
 # The strategies that kerasdist made. Its patches leave a user's own strategies unchanged.
 ours: WeakSet[tf.distribute.Strategy] = WeakSet()
 
 # Stands in for a private class of TensorFlow, of which the classes below use methods. `bind` and
-# `_extended_class` make a subclass of both the class below and TensorFlow's class.
+# `with_base` make a subclass of both the class below and TensorFlow's class.
 _Native: Any = object
 
 # How many collective keys are reserved for a strategy, which needs one key per group of devices.
@@ -80,7 +80,7 @@ def keeps_one_copy(native_strategy: tf.distribute.Strategy) -> bool:
 
 def mirrored(parts: Sequence[Any]) -> Any:
     """Returns a ``tf.distribute`` value whose components are equal."""
-    return internals.MIRRORED.get()(parts)
+    return internals.MIRRORED.value(parts)
 
 
 def is_distributed(variable: object) -> bool:
@@ -155,7 +155,7 @@ def start_server(addresses: Sequence[str], rank: int) -> None:
     `tf.distribute.MultiWorkerMirroredStrategy` does the same when it is made, but without time-outs
     for waits. For a second strategy it would start the runtime again.
     """
-    runtime: Any = internals.EAGER_CONTEXT.get()()
+    runtime: Any = internals.EAGER_CONTEXT.value()
     internals.CONFIGURE_COLLECTIVES.of(runtime)(
         collective_leader=f"/job:{_JOB}/replica:0/task:0",
         scoped_allocator_enabled_ops=("CollectiveReduce",),
@@ -196,8 +196,7 @@ class SharedSum(_Native):
             equal as long as no custom loop has run.
     """
 
-    # There is no `__init__`, because TensorFlow makes the object. Later `bind` changes its class to
-    # a subclass of this class and of TensorFlow's class.
+    # There is no `__init__`: TensorFlow makes the object, which is later bound to this class.
 
     known: tf.Tensor | None = None
     is_equal = False
@@ -253,7 +252,7 @@ def remember_sum(variable: object, total: tf.Tensor) -> None:
 def _in_cross_replica_code() -> bool:
     # Outside of every scope, variables enter their strategy's cross-replica context by themselves.
     is_outside = tf.distribute.in_cross_replica_context() or not tf.distribute.has_strategy()
-    return is_outside and not internals.IN_UPDATE.get()()
+    return is_outside and not internals.IN_UPDATE.value()
 
 
 @final
@@ -273,11 +272,12 @@ class WorkersStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         options: CommunicationOptions,
     ) -> None:
         """Makes the strategy; `start_server` must have been called before."""
-        extended_class = _extended_class()
+        require_all(internals, internals.JOB)
         _reserve_keys(WorkersStrategy)
         resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
             _cluster(addresses), task_type=_JOB, task_id=rank, rpc_layer="grpc"
         )
+        extended_class = with_base(cast("type", _Extended), internals.WORKERS_EXTENDED.value)
         extended = extended_class(self, resolver, _native(options), devices)
         tf.distribute.Strategy.__init__(self, extended)
         self.replicas_are_known: Callable[[], bool] = lambda: True
@@ -305,32 +305,15 @@ class _Extended(_Native):
         # TensorFlow would broadcast the chief's value of each variable separately, and wait forever
         # if workers make different variables. `InitialBroadcast` first compares the variables, and
         # then broadcasts all values together.
-        return internals.INITIAL_VALUE.get()(self, replica_id, device, primary_var, **kwargs)
+        return internals.INITIAL_VALUE.value(self, replica_id, device, primary_var, **kwargs)
 
     def _create_variable(self, next_creator: Any, **kwargs: object) -> Any:
         variable = super()._create_variable(next_creator, **kwargs)
-        if type(variable) is internals.SYNC_ON_READ_VARIABLE.get():
+        if type(variable) is internals.SYNC_ON_READ_VARIABLE.value:
             bind(variable, SharedSum)
             if tf.executing_eagerly():
                 variable.remember_first()
         return variable
-
-
-@cache
-def _extended_class() -> type:
-    own = internals.WORKERS_EXTENDED.get()
-    for replaced in (
-        internals.CHECKS_HEALTH,
-        internals.SERVER_STARTED,
-        internals.LOCAL_DEVICES,
-        internals.WORKERS_INITIAL_VALUE,
-        internals.INITIAL_VALUE,
-        internals.CREATE_VARIABLE,
-        internals.READ_SYNC_ON_READ,
-        internals.SYNC_ON_READ_VARIABLE,
-    ):
-        replaced.require()
-    return type("WorkersExtended", (_Extended, own), {})
 
 
 def _native(options: CommunicationOptions) -> Any:

@@ -17,7 +17,7 @@ import torch
 from torch.nn import functional
 
 from kerasdist import keras_compat
-from kerasdist.backends.torch import private
+from kerasdist.backends.torch import internals
 from kerasdist.core.context import current
 from kerasdist.training.batch_norm import combined
 
@@ -48,7 +48,7 @@ def rows_of(inputs: torch.Tensor, axes: Sequence[int]) -> torch.Tensor | None:
         or [*axes] != [*range(inputs.ndim - 1)]
         or kind not in ("cpu", _DEVICE)
         or torch.compiler.is_compiling()
-        or private.may_be_transformed()
+        or internals.ARE_TRANSFORMS_ACTIVE.value()
     ):
         return None
     return inputs.reshape(-1, inputs.shape[-1]).contiguous()

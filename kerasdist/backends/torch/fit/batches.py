@@ -137,6 +137,8 @@ def _apply_mask(
     reduction: str,
 ) -> torch.Tensor | None:
     replica = current.fit_replica
+    if mask is not None and keras_compat.VERSION < (3, 15):
+        mask = keras_compat.ops.copy(mask)  # older versions change the mask itself
     if replica is None or sample_weight is None or mask is None:
         return original(sample_weight, mask, dtype=dtype, reduction=reduction)
     # An array is copied, because the weights that a user gives to `train_on_batch` must not change.

@@ -31,7 +31,7 @@ import torch
 
 from kerasdist import keras_compat
 from kerasdist.backends.base.user_places import kept_state_of
-from kerasdist.backends.torch import private
+from kerasdist.backends.torch import internals
 from kerasdist.backends.torch.replica.placing import move_together
 from kerasdist.backends.torch.state.variables import ReplicaScope, Rules, commit_buffers
 from kerasdist.backends.torch.workers.process_group import Group
@@ -140,7 +140,8 @@ class FitRules(Rules):
                     written[key] = variable
         if written:
             targets = keras_compat.stored_values(written.values())
-            private.copy_to_each(targets, combined(scopes, written, targets, self._adds_changes))
+            values = combined(scopes, written, targets, self._adds_changes)
+            internals.COPY_TO_EACH.value(targets, values)
             equal = scopes[0].written_equal
             self._committed.update({key: written[key] for key in written if key not in equal})
         return list(written)
@@ -195,7 +196,7 @@ class FitRules(Rules):
             (means if buffer.is_floating_point() else others).append(buffer)
         if summed:
             known = keras_compat.stored_values([self.sums[key] for key in summed])
-            private.copy_to_each(known, [*summed.values()])
+            internals.COPY_TO_EACH.value(known, [*summed.values()])
         unsummed = [one for key, one in self.sums.items() if key not in summed] if sums else []
         totals = keras_compat.stored_values(unsummed)
         self.sums_are_parts = self.sums_are_parts and not sums
@@ -209,7 +210,7 @@ class FitRules(Rules):
         results = self._group.sums([*parts, *logs])
         if targets:
             found = [one.view(target.dtype) for one, target in zip(results, targets, strict=False)]
-            private.copy_to_each(targets, found)
+            internals.COPY_TO_EACH.value(targets, found)
         return results[len(targets) :]
 
 

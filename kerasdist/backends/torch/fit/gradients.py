@@ -8,7 +8,7 @@ import keras
 import torch
 
 from kerasdist.backends.base.checks import differing_calls
-from kerasdist.backends.torch import private
+from kerasdist.backends.torch import internals
 from kerasdist.backends.torch.replica.placing import move_together
 
 # The gradients of a replica, one per variable; None for a variable without a gradient.
@@ -38,7 +38,8 @@ def weighted_sum(
         here = move_together(home, list(given.values()))
         sums: list[torch.Tensor] = []
         further: list[torch.Tensor] = []
-        all_weighted = private.multiply_each(here, weight) if is_sum or weight != 1.0 else here
+        is_weighted = is_sum or weight != 1.0
+        all_weighted = internals.MULTIPLY_EACH.value(here, weight) if is_weighted else here
         for index, own, weighted in zip(given, here, all_weighted, strict=True):
             total = totals[index]
             if index in overwritten:
@@ -49,7 +50,7 @@ def weighted_sum(
                 sums.append(total)
                 further.append(weighted)
         if sums:
-            private.add_to_each(sums, further)
+            internals.ADD_TO_EACH.value(sums, further)
     return totals
 
 

@@ -23,7 +23,7 @@ from kerasdist.api.replica_context import LocalBatch, ReplicaContext
 from kerasdist.api.values import component, per_replica
 from kerasdist.backends.base import checks
 from kerasdist.backends.base.collectives import DEFAULT_COMMUNICATION, Apply, Collectives, Variables
-from kerasdist.backends.torch import private
+from kerasdist.backends.torch import internals
 from kerasdist.backends.torch.fit import batch_norm, graph_ops
 from kerasdist.backends.torch.fit.fit_rules import FitRules
 from kerasdist.backends.torch.fit.gradients import Gradients, check_same, weighted_sum
@@ -387,7 +387,7 @@ class WeightedLoss(torch.autograd.Function):
         """Sets the replica's gradient weight to 1 for the rest of this backward pass."""
         replica, weight = ctx.replica, ctx.replica.gradient_weight
         replica.gradient_weight = 1.0
-        private.call_after_backward(lambda: setattr(replica, "gradient_weight", weight))
+        internals.CALL_AFTER_BACKWARD.value(lambda: setattr(replica, "gradient_weight", weight))
         return None, *gradients
 
 
@@ -413,9 +413,9 @@ class GlobalSum(torch.autograd.Function):
         # replica for it.
         ctx.replica, ctx.label, ctx.outer, ctx.inner = replica, label, outer, inner
         replica.scope.sums_in_backward |= any(ctx.needs_input_grad)
-        scaled = tensors if inner == 1.0 else private.multiply_each(tensors, inner)
+        scaled = tensors if inner == 1.0 else internals.MULTIPLY_EACH.value(tensors, inner)
         sums = replica.exchange(label, scaled)
-        return tuple(sums if outer == 1.0 else private.multiply_each(sums, outer))
+        return tuple(sums if outer == 1.0 else internals.MULTIPLY_EACH.value(sums, outer))
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:

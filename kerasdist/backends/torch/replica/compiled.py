@@ -21,7 +21,7 @@ import keras
 import torch
 
 from kerasdist import keras_compat
-from kerasdist.backends.torch import private
+from kerasdist.backends.torch import internals
 from kerasdist.backends.torch.replica.collectives import TorchCollectives, collectives_here
 from kerasdist.core.user_warnings import warn_user
 
@@ -71,7 +71,7 @@ class CompiledCalls:
         try:
             with keras_compat.outside_stateless_scopes():
                 return self._compiled(model, args, kwargs)
-        except private.compiler_errors() as error:
+        except internals.COMPILER_ERROR.value as error:
             # The compiled code has already called a collective. `plain` would call this collective
             # once more, but the other workers are already waiting in the next one.
             if collectives.calls > before:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from kerasdist import keras_compat
-from kerasdist.backends.torch import private
+from kerasdist.backends.torch import internals
 from kerasdist.core.devices import Device
 
 
@@ -21,12 +21,12 @@ class Version:
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._tensor, self._address = tensor, tensor.data_ptr()
-        self._changes = private.count_changes(tensor)
+        self._changes = internals.COUNT_OF_CHANGES.of(tensor)
 
     def is_of(self, tensor: torch.Tensor) -> bool:
         """Returns whether `tensor` is the recorded tensor, unchanged since it was recorded."""
         is_there = tensor is self._tensor and tensor.data_ptr() == self._address
-        return is_there and private.count_changes(tensor) == self._changes
+        return is_there and internals.COUNT_OF_CHANGES.of(tensor) == self._changes
 
 
 def torch_device(device: Device) -> torch.device:

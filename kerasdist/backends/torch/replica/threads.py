@@ -33,7 +33,7 @@ import torch
 from kerasdist import keras_compat
 from kerasdist.backends.base.checks import differing_calls
 from kerasdist.backends.base.kept_state import KeptState
-from kerasdist.backends.torch import private
+from kerasdist.backends.torch import internals
 from kerasdist.core.context import current
 from kerasdist.errors import ReplicaError
 
@@ -281,9 +281,9 @@ class ThreadSettings:
             if torch.is_autocast_enabled(kind):
                 dtype = torch.get_autocast_dtype(kind)
                 self._makers.append(partial(torch.autocast, kind, dtype))
-        for mode in (*private.function_modes(), *private.dispatch_modes()):
+        for mode in (*internals.FUNCTION_MODES.value(), *internals.DISPATCH_MODES.value()):
             self._makers.append(partial(_mode_of_thread, mode))
-        hooks = private.saved_tensors_hooks(True)
+        hooks = internals.SAVED_TENSORS_HOOKS.value(True)  # also while torch traces code
         if hooks:
             self._makers.append(partial(torch.autograd.graph.saved_tensors_hooks, *hooks))
 

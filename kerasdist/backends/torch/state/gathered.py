@@ -30,7 +30,7 @@ import torch
 
 from kerasdist import keras_compat
 from kerasdist.backends.base import metering
-from kerasdist.backends.torch import private
+from kerasdist.backends.torch import internals
 from kerasdist.backends.torch.state.shards import Shard, WeightGroup, shard_of
 from kerasdist.core.ownership import VariableTable
 
@@ -64,7 +64,7 @@ class Leaf:
     @property
     def version(self) -> int:
         """A number that grows with every change of the weight's values."""
-        return private.count_changes(self._stored)
+        return internals.COUNT_OF_CHANGES.of(self._stored)
 
     def fill(self, whole: torch.Tensor) -> None:
         """Gives the gathered values to the tensor that the model reads."""

@@ -15,7 +15,7 @@ from kerasdist.errors import ScopeError
 
 
 @final
-class ReadRecorder(keras_compat.ReadingScope):
+class ReadRecorder(keras_compat.InnerScope):
     """Records which variables are read, and leaves reads and writes to the enclosing scope.
 
     Autograd returns None as the gradient of every variable that does not affect the result. But the

@@ -25,6 +25,7 @@ from kerasdist.backends.torch.state.gathered import GatheredWeights, ShardedWeig
 from kerasdist.backends.torch.state.shards import Shard
 from kerasdist.core import ownership
 from kerasdist.core.context import current, scoped_strategy
+from kerasdist.core.internals import require_all
 from kerasdist.core.ownership import VariableTable
 from kerasdist.core.sharding import is_small
 from kerasdist.core.user_warnings import warn_user
@@ -264,17 +265,6 @@ def spread_infinite(
     return found
 
 
-# The non-public parts of Keras that sharded state needs.
-_NEEDED = (
-    keras_compat.internals.INITIALIZE,
-    keras_compat.internals.TRACK_VARIABLES,
-    keras_compat.internals.TRACK_VARIABLE,
-    keras_compat.internals.APPLY_GRADIENTS,
-    keras_compat.internals.NAME_SCOPES,
-    keras_compat.internals.TORCH_DEVICE,
-)
-
-
 class ShardRules(abc.ABC):
     """Decides which variables of a strategy are sharded, and how.
 
@@ -288,8 +278,8 @@ class ShardRules(abc.ABC):
 
     def __init__(self, workers: ProcessGroup, job: Job) -> None:
         """Stores the workers of the job."""
-        for internal in _NEEDED:
-            internal.require()
+        require_all(keras_compat.internals, keras_compat.internals.SHARDING)
+        keras_compat.internals.NAME_SCOPES.require()
         install()
         self._workers = workers
         self._job = job

@@ -22,7 +22,7 @@ import torch
 
 from kerasdist import keras_compat
 from kerasdist.backends.base.kept_state import KeptState
-from kerasdist.backends.torch import private
+from kerasdist.backends.torch import internals
 from kerasdist.backends.torch.replica.placing import move_together
 from kerasdist.backends.torch.state.shards import shard_of
 from kerasdist.core.context import current
@@ -52,7 +52,7 @@ class Alias:
         self.address = source.data_ptr()
         self.is_copy = is_copy
         # A leaf that is no copy shares the variable's memory, and so is never outdated.
-        self.changes = private.count_changes(source) if is_copy else 0
+        self.changes = internals.COUNT_OF_CHANGES.of(source) if is_copy else 0
         leaf = source.detach()
         if is_copy:
             leaf = leaf.to(device, copy=True)
@@ -61,7 +61,7 @@ class Alias:
     @property
     def outdated(self) -> bool:
         """Whether the leaf is a copy of a variable that has changed since the copy was made."""
-        return self.is_copy and private.count_changes(self.source) != self.changes
+        return self.is_copy and internals.COUNT_OF_CHANGES.of(self.source) != self.changes
 
 
 @torch.no_grad()
@@ -70,9 +70,9 @@ def update(aliases: Sequence[Alias], device: torch.device) -> None:
     if aliases:
         sources = [alias.source.detach() for alias in aliases]
         leaves = [alias.leaf.detach() for alias in aliases]
-        private.copy_to_each(leaves, move_together(device, sources))
+        internals.COPY_TO_EACH.value(leaves, move_together(device, sources))
         for alias in aliases:
-            alias.changes = private.count_changes(alias.source)
+            alias.changes = internals.COUNT_OF_CHANGES.of(alias.source)
 
 
 class Rules(abc.ABC):

@@ -28,7 +28,7 @@ import keras
 import torch
 
 from kerasdist import keras_compat
-from kerasdist.backends.torch import private
+from kerasdist.backends.torch import internals
 from kerasdist.backends.torch.fit.gradients import Gradients, weighted_sum
 from kerasdist.backends.torch.state import sharded_optimizers
 from kerasdist.backends.torch.state.shards import Shard, shard_of
@@ -226,7 +226,9 @@ class HookedBuckets(Buckets):
         weights = self._scope.weights
         if weights is not None and not self._arrived:
             # After the backward pass, Keras's step reads only gradients.
-            private.call_after_backward(lambda: setattr(weights, "are_differentiated", True))
+            internals.CALL_AFTER_BACKWARD.value(
+                lambda: setattr(weights, "are_differentiated", True)
+            )
         # torch's own gradient is freed here; a sharded parameter keeps no gradient.
         gradient = parameter.grad
         if weights is not None and gradient is not None:
@@ -251,7 +253,7 @@ class HookedBuckets(Buckets):
         """Copies the metrics into the last bucket, and starts its sum."""
         self._sent = [self._scope.get_current_value(one) for one in self._metrics]
         if self._sent:
-            private.copy_to_each(self.metrics.unbind(), self._sent)
+            internals.COPY_TO_EACH.value(self.metrics.unbind(), self._sent)
         super().start_last(present)
 
     def early(self, sums: Mapping[int, keras.Variable]) -> dict[int, torch.Tensor]:
