@@ -49,7 +49,7 @@ class DistributedDataset(EarlierNames, abc.ABC):
         ahead = self.options.experimental_per_replica_buffer_size
         if not (self.options.experimental_fetch_to_device and self.strategy.runner.places_ahead):
             return DistributedIterator(self, self._batches())
-        return DistributedIterator(self, _read_ahead(self._batches(), ahead))
+        return DistributedIterator(self, read_ahead(self._batches(), ahead))
 
     def __bool__(self) -> bool:
         return True  # even if the dataset is empty, or its length is unknown
@@ -140,7 +140,8 @@ class InputIterator(Iterator[Any]):
         return next(self)
 
 
-def _read_ahead(batches: Iterator[Any], ahead: int) -> Iterator[Any]:
+def read_ahead(batches: Iterator[Any], ahead: int) -> Iterator[Any]:
+    """Yields batches, of which `ahead` further ones are taken before they are needed."""
     waiting: deque[Any] = deque()
     for batch in batches:
         # Taking a batch starts its copy to the devices, which runs while earlier batches are used.

@@ -175,30 +175,3 @@ class WorkerShard:
     def least(self) -> int:
         """How many rows the worker with the fewest rows holds."""
         return min(self.given) if self.given else self.total // self.workers
-
-
-@final
-class OwnNumbers:
-    """Selects a worker's row numbers from those of a batch, if each worker has one replica.
-
-    A batch with fewer rows than workers is not divided, so all its rows are selected.
-    """
-
-    def __init__(self, workers: int, rank: int) -> None:
-        self._workers = workers
-        self._rank = rank
-
-    def __call__(self, numbers: Any) -> Any:
-        """Returns the numbers of this worker's rows."""
-        total = len(numbers)
-        if total < self._workers:
-            return numbers
-        begin, end = bounds_of_replica(total, self._workers, self._rank)
-        return numbers[begin:end]
-
-    def batch(self, rows: Any, total: int) -> Any:
-        """Returns the selected rows as a `WorkerShard`, or as they are if all are selected."""
-        if total < self._workers:
-            return rows
-        begin, end = bounds_of_replica(total, self._workers, self._rank)
-        return WorkerShard(rows, end - begin, total, self._rank, self._workers)
