@@ -31,7 +31,7 @@ def whole(dataset: object, **beside: object) -> Any:
     ours = equivalent(dataset)
     if isinstance(ours, ShardedDataset):
         _refuse(beside)
-        if ours.source.source.serves_once:
+        if inspect.isgenerator(ours.source.source.whole):
             raise InputError(
                 "Expected a dataset that can be iterated again if each worker reads a part of it: "
                 "Keras looks at a batch before it trains. Received: a generator. Pass a "
@@ -39,12 +39,11 @@ def whole(dataset: object, **beside: object) -> Any:
             )
         return ours.source
     if isinstance(ours, GatheredDataset):
-        source: Any = _Rounds(ours)
+        source: Any = Rounds(ours)
         job = job_of(ours.strategy)
         if job is not None:
             _refuse(beside)
-            start, length = lambda: iter(source), length_of(source)
-            own = OwnSource(ours, start, length, 1, start, ours.sizes_of_rounds())
+            own = OwnSource(source, source, sizes=ours.sizes_of_rounds())
             return WorkerBatches(own, job)
     elif isinstance(ours, DividedDataset):
         source = ours.source
@@ -81,7 +80,7 @@ def _refuse(beside: Mapping[str, Any]) -> None:
 
 
 @final
-class _Rounds:
+class Rounds:
     """Batches that are each the concatenation of one batch of each replica in this process."""
 
     def __init__(self, dataset: GatheredDataset) -> None:

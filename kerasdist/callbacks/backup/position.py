@@ -30,7 +30,7 @@ from kerasdist.backends.base import random_states
 from kerasdist.callbacks.backup.encoding import Encoder, Remembering, decode
 from kerasdist.callbacks.backup.interval import Interval
 from kerasdist.input.autoshard import OwnSource, WorkerBatches
-from kerasdist.input.fit_adapter import WrappedAdapter
+from kerasdist.input.fit_adapter import Rounds, WrappedAdapter
 from kerasdist.input.sources import samplers_of
 
 Place = Mapping[str, Any]
@@ -268,7 +268,7 @@ class Position:
         The chief, which writes the backups, does not read these data and cannot save their place.
         """
         self._pass_epochs = source.pass_epochs
-        if source.pass_epochs is None:
+        if isinstance(source.dataset, Rounds):
             self._lost.append("the place in pipelines that a function makes for each worker")
         elif isinstance(source.dataset, keras_compat.PyDataset):
             self._lost.append("what a PyDataset remembers, since each worker reads a part of it")
