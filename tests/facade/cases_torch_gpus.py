@@ -17,12 +17,12 @@ gradients = LazyModule(f"{BACKEND}.fit.gradients")
 placing = LazyModule(f"{BACKEND}.replica.placing")
 random = LazyModule(f"{BACKEND}.replica.random")
 threads = LazyModule(f"{BACKEND}.replica.threads")
-states = LazyModule(f"{BACKEND}.state.states")
 variables = LazyModule(f"{BACKEND}.state.variables")
 workers = LazyModule(f"{BACKEND}.workers.buckets")
 process_group = LazyModule(f"{BACKEND}.workers.process_group")
 worker_data = LazyModule(f"{BACKEND}.workers.worker_data")
 devices = LazyModule("kerasdist.core.devices")
+random_states = LazyModule("kerasdist.backends.base.random_states")
 sharding = LazyModule("kerasdist.input.sharding")
 core = LazyModule("keras.src.backend.torch.core")
 case = of_backend("torch")
@@ -118,12 +118,12 @@ def a_restart_draws_what_the_interrupted_run_would_have_drawn(strategy):
         with StandIns(1) as gpu:
             gpu.seed(5)
             gpu.draw(rank, 0)
-            kept = states.random_state(), states.gpu_random_states()
+            kept = random_states.kept(), random_states.of_gpus()
             masks.append([gpu.draw(rank, 0) for _ in range(2)])
         with StandIns(1) as gpu:  # another process, seeded otherwise
             gpu.seed(8)
-            states.set_random_state(kept[0])
-            states.set_gpu_random_states(kept[1])
+            random_states.put_back(kept[0])
+            random_states.put_back_gpus(kept[1])
             assert masks[rank] == [gpu.draw(rank, 0) for _ in range(2)]
     assert len({tuple(one) for each in masks for one in each}) == 4
 
