@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import itertools
 import operator
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 import jax
 import keras
@@ -21,6 +21,9 @@ from kerasdist.backends.jax.mesh.arrays import copied, in_device_memory, is_plac
 from kerasdist.backends.jax.mesh.gathers import in_groups
 from kerasdist.backends.jax.mesh.host_memory import constrained
 from kerasdist.backends.jax.mesh.layout import Layout, in_step
+
+if TYPE_CHECKING:
+    from kerasdist.job.job import Job
 
 # A function that takes state and batch, and returns outputs and new state, all as pytrees.
 Step = Callable[[Any, Any], tuple[Any, Any]]
@@ -71,6 +74,7 @@ class Placement:
 
     Attributes:
         layout: The mesh, and the shardings of arrays on it.
+        job: The job whose workers have the other devices of the mesh; None if there are none.
         mesh: The JAX mesh of all devices.
         whole: The sharding of an array that every device holds.
         rows: The sharding of an array whose first axis is sharded over the replicas.
@@ -85,6 +89,7 @@ class Placement:
         begin_step: A function that is called before every user program.
     """
 
+    job: Job | None = None
     after_launch: Callable[..., None] = staticmethod(lambda *_: None)
     keeps_state = True
 
@@ -131,18 +136,6 @@ class Placement:
     def leave(self, arrays: list[jax.Array]) -> list[jax.Array]:
         """Returns the arrays that variables shall hold, for new values that a program returned."""
         return arrays
-
-    def together(self, work: str, fact: Callable[[], Any]) -> AbstractContextManager[bool]:
-        """Returns a context for work on a sharded variable between programs.
-
-        All workers must enter the context. The context yields whether the result of `fact` is equal
-        on all workers.
-        """
-        return contextlib.nullcontext(True)
-
-    def chiefs(self, work: str, fact: Mapping[str, object], value: Any) -> Any:
-        """Returns the chief's value, after a check that a fact is equal on all workers."""
-        return value
 
     def put(self, array: Any, sharding: Sharding) -> jax.Array:
         """Puts a full array on the mesh; an array that is already there is returned unchanged."""

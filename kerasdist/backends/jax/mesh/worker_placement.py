@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, final
@@ -58,6 +56,8 @@ class WorkerPlacement(Placement):
     Each worker has the same batch, and contributes the rows of its own replicas.
     """
 
+    job: Job
+
     def __init__(
         self,
         layout: Layout,
@@ -74,7 +74,7 @@ class WorkerPlacement(Placement):
             note_batch: A function that is called with the shapes of each batch.
         """
         super().__init__(layout, begin_step)
-        self._job = job
+        self.job = job
         self._note_shapes = note_batch
         firsts: dict[int, Any] = {}  # the first device of each worker, by rank
         for device in layout.mesh.devices.flat:
@@ -83,19 +83,6 @@ class WorkerPlacement(Placement):
         self._of_workers = NamedSharding(mesh, PartitionSpec("worker"))
         self._own_first = firsts[jax.process_index()]
         self.places_ahead = True
-
-    @contextmanager
-    def together(self, work: str, fact: Callable[[], Any]) -> Generator[bool]:
-        """Waits until all workers begin `work`; yields whether `fact()` is equal on all workers."""
-        with self._job.translating_failures(work):
-            digest = hashlib.sha256(repr(fact()).encode()).hexdigest()
-            yield not any(self._job.compare_objects(work, digest))
-
-    def chiefs(self, work: str, fact: Mapping[str, object], value: Any) -> Any:
-        """Returns the chief's value. All workers must call this, with the same work and fact."""
-        with self._job.translating_failures(work):
-            self._job.assert_equal(work, fact)
-            return self._job.broadcast_object(work, value)
 
     def put(self, array: Any, sharding: Sharding) -> jax.Array:
         """Makes a global array from a full array; each worker contributes its devices' shards."""
@@ -123,8 +110,8 @@ class WorkerPlacement(Placement):
 
     def record(self, *what: object) -> None:
         """Records that a program starts, if the user has asked for a record of collectives."""
-        if self._job.collectives is not None:
-            self._job.collectives.record("program", " ".join(map(str, what)))
+        if self.job.collectives is not None:
+            self.job.collectives.record("program", " ".join(map(str, what)))
 
     def _collected(self, rows: _Rows) -> np.ndarray[Any, Any]:
         array = jax.block_until_ready(rows.array)  # `np.asarray` waits, too, but loses a Ctrl-C
@@ -141,7 +128,7 @@ class WorkerPlacement(Placement):
             own = [np.ascontiguousarray(value).reshape(-1).view(np.uint8) for value in values]
             ends = np.cumsum([one.size for one in own])
             # The other workers send zeros, so the sum over all workers has the chief's values.
-            data = np.concatenate(own) * np.uint8(self._job.is_chief)
+            data = np.concatenate(own) * np.uint8(self.job.is_chief)
             data = self._exchanged(data, _CHUNK, _summed_over_workers)
             chiefs = np.split(data, ends[:-1])
             for variable, value, mine, new in zip(bundle, values, own, chiefs, strict=True):
@@ -155,8 +142,8 @@ class WorkerPlacement(Placement):
 
         All workers must call this method, with equal numbers of rows.
         """
-        gathered = self._exchanged(rows, max(_CHUNK // self._job.num_workers, 1), _sharded_as)
-        shape = len(rows) * self._job.num_workers, *rows.shape[1:]
+        gathered = self._exchanged(rows, max(_CHUNK // self.job.num_workers, 1), _sharded_as)
+        shape = len(rows) * self.job.num_workers, *rows.shape[1:]
         return gathered.view(rows.dtype).reshape(shape)
 
     def _exchanged(
@@ -176,7 +163,7 @@ class WorkerPlacement(Placement):
         for chunk in np.split(data, range(most, data.size, most)):
             self.record("that exchanges bytes", chunk.shape)
             own = jax.device_put(chunk[np.newaxis], self._own_first)
-            shape = self._job.num_workers, chunk.size
+            shape = self.job.num_workers, chunk.size
             rows = jax.make_array_from_single_device_arrays(shape, self._of_workers, [own])
             # `np.asarray` would wait for the result, too, but it would lose a Ctrl-C.
             result = jax.block_until_ready(exchange(rows))
@@ -237,7 +224,7 @@ class WorkerPlacement(Placement):
     def compare(self, program: Any, *arguments: object) -> str:
         """Returns a program's digest; raises a DisagreementError if another worker's differs."""
         # JAX caches the lowered program, so the launch does not lower the program again.
-        return results.require_equal_programs(self._job, program.lower(*arguments).as_text())
+        return results.require_equal_programs(self.job, program.lower(*arguments).as_text())
 
     def returned(self, leaf: Any, *, keeps_rows: bool) -> Any:
         """Constrains an output to be whole on each device, or sharded if Keras keeps its rows."""

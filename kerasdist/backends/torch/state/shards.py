@@ -210,7 +210,7 @@ def _meet(work: str, variable: keras.Variable, checksum: int = 0) -> bool:
     job = current_job()
     assert job is not None  # state of a single process is never sharded
     label = f"{work} of the sharded variable {unnumbered(variable.path)!r}"
-    return len(set(job.all_gather_object(label, checksum))) == 1
+    return job.all_have_one(label, checksum)
 
 
 @torch.no_grad()
@@ -385,11 +385,7 @@ def _store(original: Callable[..., Any], variable: keras.Variable, value: Any) -
     if not isinstance(value, np.ndarray):
         value = keras_compat.ops.convert_to_tensor(value, dtype=dtype)
     if tuple(value.shape) != tuple(variable.shape):
-        raise ValueError(
-            "Expected a value of the variable's shape. Received: "
-            f"variable={variable.path!r} of shape {tuple(variable.shape)}, value of shape "
-            f"{tuple(value.shape)}. Assign a value of that shape."
-        )
+        return original(variable, value)  # Keras itself refuses a value of another shape
     if isinstance(value, np.ndarray):  # usually from a file, so it is not copied as a whole
         checksum = checksum_in_type(value, dtype)
     else:
