@@ -122,7 +122,6 @@ class Compiled:
         temporary_bytes: Memory for activations and other intermediate values.
         output_bytes: Memory for results other than the new state, which overwrites the old state.
         code_bytes: Memory for the program itself.
-        host_bytes: Memory of the host for the program's arguments.
         refused: XLA's message if the program needs more memory than a device has, else None.
     """
 
@@ -130,7 +129,6 @@ class Compiled:
     temporary_bytes: int = 0
     output_bytes: int = 0
     code_bytes: int = 0
-    host_bytes: int = 0
     refused: str | None = None
 
 
@@ -148,7 +146,6 @@ def compiled(program: TrainingProgram) -> Compiled:
         temporary_bytes=memory.temp_size_in_bytes,
         output_bytes=max(0, memory.output_size_in_bytes - memory.alias_size_in_bytes),
         code_bytes=memory.generated_code_size_in_bytes,
-        host_bytes=memory.host_argument_size_in_bytes,
     )
 
 

@@ -226,15 +226,9 @@ class ByLayoutMap:
 
     gathers_weights = False
 
-    def __init__(self, layout_map: Any, sizes: Mapping[str, int], names: Mapping[str, str]) -> None:
-        """Stores the map.
-
-        Args:
-            layout_map: The map.
-            sizes: The size of each axis of the map's mesh.
-            names: For each axis of the map's mesh, its name in the strategy's mesh.
-        """
-        self._reader = MapReader(layout_map, sizes)
+    def __init__(self, layout_map: Any, names: Mapping[str, str]) -> None:
+        """Stores the map, and for each axis of the map's mesh its name in the strategy's mesh."""
+        self._reader = MapReader(layout_map)
         self._names: Mapping[str | None, str] = {**names}
 
     def require_useful(self, variables: Iterable[keras.Variable]) -> None:
@@ -500,12 +494,10 @@ def _mapped(
     if not fits:
         raise other_devices(wanted, list(known))
     data, *others = mesh.axis_names
-    sizes = dict(zip(mesh.axis_names, mesh.shape, strict=True))
     # Axes get new names, because the user may have given an axis the name of the strategy's axis.
-    names = {data: AXIS, **{one: f"logical_{one}" for one in others}}
-    rule = ByLayoutMap(layout_map, sizes, names)
-    shape = tuple(sizes[one] for one in others)
-    return [known[name] for name in wanted], shape, [names[one] for one in others], rule
+    names = [f"logical_{one}" for one in others]
+    rule = ByLayoutMap(layout_map, dict(zip([data, *others], [AXIS, *names], strict=True)))
+    return [known[name] for name in wanted], tuple(mesh.shape[1:]), names, rule
 
 
 def _grid(devices: Sequence[Any], shape: tuple[int, ...], *, keep_order: bool = False) -> Any:

@@ -16,6 +16,7 @@ import numpy as np
 from jax import numpy as jnp
 from jax.sharding import Sharding, SingleDeviceSharding
 
+from kerasdist.agreement import results
 from kerasdist.backends.jax.fit import donation
 from kerasdist.backends.jax.mesh.arrays import copied, in_device_memory, is_placed, local_copy
 from kerasdist.backends.jax.mesh.gathers import in_groups
@@ -234,14 +235,16 @@ class Placement:
         """Notes the shapes of an eager step's batch. Does nothing here; several workers need it."""
 
     def compare(self, program: Any, *arguments: object) -> str:
-        """Compares a new program for these arguments with the programs of the other workers.
-
-        Returns the program's digest, or an empty text if there is one worker.
-        """
-        return ""
+        """Returns a new program's digest, which must be equal on all workers; "" for one worker."""
+        if self.job is None:
+            return ""
+        # JAX caches the lowered program, so the launch does not lower the program again.
+        return results.require_equal_programs(self.job, program.lower(*arguments).as_text())
 
     def record(self, *what: object) -> None:
-        """Records that a program starts. Does nothing here, because there is one worker."""
+        """Records that a program starts, if the user has asked for a record of collectives."""
+        if self.job is not None and self.job.collectives is not None:
+            self.job.collectives.record("program", " ".join(map(str, what)))
 
     def returned(self, leaf: Any, *, keeps_rows: bool) -> Any:
         """Constrains the sharding of an output, inside a step."""

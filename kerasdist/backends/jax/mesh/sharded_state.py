@@ -328,7 +328,7 @@ def _apply(
         in_step(None),  # without a layout, the optimizer's reads gather nothing
     ):
         new, own = original(optimizer, state, grads, values)
-    own = host_memory.to_host(own, kept)
+    own = list(map(constrained, own, kept))
     at_rest = layout.of_variables(weights)
     new = [
         constrained(constrained(value, part), rest)

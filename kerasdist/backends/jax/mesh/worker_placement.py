@@ -108,11 +108,6 @@ class WorkerPlacement(Placement):
         self.record("that shards again", array.dtype, array.shape)
         return _sharded_as(sharding)(array)
 
-    def record(self, *what: object) -> None:
-        """Records that a program starts, if the user has asked for a record of collectives."""
-        if self.job.collectives is not None:
-            self.job.collectives.record("program", " ".join(map(str, what)))
-
     def _collected(self, rows: _Rows) -> np.ndarray[Any, Any]:
         array = jax.block_until_ready(rows.array)  # `np.asarray` waits, too, but loses a Ctrl-C
         shards = {shard.index[0].start or 0: shard.data for shard in array.addressable_shards}
@@ -220,11 +215,6 @@ class WorkerPlacement(Placement):
 
         outputs, new = super().launch(program, state, batches, seen)
         return jax.tree.map(result, outputs, is_leaf=lambda leaf: isinstance(leaf, _Rows)), new
-
-    def compare(self, program: Any, *arguments: object) -> str:
-        """Returns a program's digest; raises a DisagreementError if another worker's differs."""
-        # JAX caches the lowered program, so the launch does not lower the program again.
-        return results.require_equal_programs(self.job, program.lower(*arguments).as_text())
 
     def returned(self, leaf: Any, *, keeps_rows: bool) -> Any:
         """Constrains an output to be whole on each device, or sharded if Keras keeps its rows."""
