@@ -232,9 +232,7 @@ class WorkerBatches(keras_compat.DataAdapter):
         for sizes in zip_longest(*(one.steps() for one in known), fillvalue=0):
             batch = next(own) if sizes[rank] else rows(like, 0, 0)
             like = batch if sizes[rank] else like
-            yield WorkerShard(
-                batch, sizes[rank], sum(sizes), rank, len(sizes), alike, like, given=sizes
-            )
+            yield WorkerShard.of_sizes(batch, sizes, rank, alike=alike, like=like)
 
     def _exchanged(self) -> Iterator[WorkerShard]:
         own, like, count = self.source.start(), _NONE, self.source.steps_a_batch
@@ -252,17 +250,15 @@ class WorkerBatches(keras_compat.DataAdapter):
                 return
             without = [rank for rank, one in enumerate(everyone) if one["form"] is None]
             if without:  # all workers see the same facts, so all raise the error
-                raise self._without_any(without[0])
+                raise no_batch(self._job, without[0])
             if not batches:
                 own, batches = iter(()), [rows(like, 0, 0)] * count
             alike = all(form == forms[0] for form in forms)
             for step, batch in enumerate(batches):
                 sizes = tuple([one["rows"][step] if one["rows"] else 0 for one in everyone])
-                if total := sum(sizes):
+                if any(sizes):
                     rank = self._job.rank
-                    yield WorkerShard(
-                        batch, sizes[rank], total, rank, len(sizes), alike, like, given=sizes
-                    )
+                    yield WorkerShard.of_sizes(batch, sizes, rank, alike=alike, like=like)
 
     def form(self) -> Any:
         """Returns a batch without rows, which shows the types and shapes of a batch's arrays."""
@@ -270,15 +266,16 @@ class WorkerBatches(keras_compat.DataAdapter):
         if like is _NONE:
             like = next(self.source.everything(), _NONE)
         if like is _NONE:
-            raise self._without_any(self._job.rank)
+            raise no_batch(self._job, self._job.rank)
         return rows(like, 0, 0)
 
-    def _without_any(self, rank: int) -> InputError:
-        """Returns the error for a worker that has no batch to show the types and shapes."""
-        return InputError(
-            f"{self._job.who} Expected at least one batch on every worker. Received: a dataset "
-            f"without a batch on worker {rank}. Give each worker at least one batch."
-        )
+
+def no_batch(job: Job, rank: int) -> InputError:
+    """Returns the error for a worker that has no batch to show the types and shapes."""
+    return InputError(
+        f"{job.who} Expected at least one batch on every worker. Received: a dataset without a "
+        f"batch on worker {rank}. Give each worker at least one batch."
+    )
 
 
 def _described(batches: Sequence[Any], like: object) -> dict[str, object]:

@@ -14,8 +14,8 @@ from kerasdist import keras_compat
 from kerasdist.api.values import per_replica
 from kerasdist.core.earlier_names import EarlierNames
 from kerasdist.core.structures import map_leaves
-from kerasdist.errors import InputError, UnsupportedError
-from kerasdist.input.autoshard import KnownSizes, WorkerBatches, own_source, policy_of
+from kerasdist.errors import UnsupportedError
+from kerasdist.input.autoshard import KnownSizes, WorkerBatches, no_batch, own_source, policy_of
 from kerasdist.input.options import InputContext, InputOptions, InputReplicationMode
 from kerasdist.input.sharding import rows, split_batch
 from kerasdist.input.sources import batches_of, copied, is_lasting, lasting_batches_of
@@ -238,10 +238,8 @@ class GatheredDataset(DistributedDataset):
                 # A replica whose data have ended gets an empty batch.
                 empty = rows(there[0], 0, 0)
             elif empty is _NONE:
-                raise InputError(
-                    "Expected at least one batch on every worker. Received: a dataset without a "
-                    "batch, while other workers have data. Give each worker at least one batch."
-                )
+                assert job is not None  # other workers have batches
+                raise no_batch(job, job.rank)
             yield [empty if batch is _NONE else batch for batch in batches]
 
     def _batches(self) -> Iterator[Any]:
@@ -288,8 +286,6 @@ def _require_own_rows(strategy: StrategyLike) -> None:
 
 def shards_itself(dataset: object) -> bool:
     """Returns whether a dataset's own options make each worker of a job read only a shard."""
-    if keras_compat.auto_shard_policy(dataset) is None:
-        return False
     return not policy_of(dataset, None).keeps_global_batches
 
 

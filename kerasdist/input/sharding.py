@@ -166,6 +166,11 @@ class WorkerShard:
     like: Any = None
     given: tuple[int, ...] = ()
 
+    @classmethod
+    def of_sizes(cls, rows: Any, sizes: tuple[int, ...], rank: int, **more: Any) -> WorkerShard:
+        """Returns the rows of the worker `rank`; `sizes` has the number of rows of each worker."""
+        return cls(rows, sizes[rank], sum(sizes), rank, len(sizes), given=sizes, **more)
+
     @property
     def sizes(self) -> tuple[int, ...]:
         """How many rows each worker holds, by rank. Computing this is slow in large jobs."""

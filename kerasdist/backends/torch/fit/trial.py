@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from typing import Any, final
 
@@ -40,9 +39,8 @@ class TorchTrial(Trial):
             return super().gathered(replicas, of_all(group, batch.rows, purpose), spares=spares)
         if spares:
             sizes = sharding.trial_sizes(batch.sizes)
-            size = sizes[batch.rank]
-            rows = cls.first_rows(batch.rows, size)
-            batch = replace(batch, rows=rows, size=size, total=sum(sizes), given=sizes)
+            rows = cls.first_rows(batch.rows, sizes[batch.rank])
+            batch = WorkerShard.of_sizes(rows, sizes, batch.rank)
         return TriedBatch(batch, of_all(group, batch.rows, purpose), batch.sizes)
 
     @contextmanager
