@@ -7,7 +7,6 @@ Rows are copied to a GPU one batch ahead, from page-locked memory
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
 from itertools import starmap
 from typing import Any, final
 
@@ -38,8 +37,9 @@ class OwnRowsAdapter(WrappedAdapter):
     def get_torch_dataloader(self) -> Iterator[Any]:
         """Returns the rows, of which no others are read."""
         found = keras_compat.torch_rows(self._inner, self._own_numbers)
-        batches = starmap(self._as_shard, found)
-        return batches if self._device.type != "cuda" else ahead(_on_host(batches), self._device)
+        if self._device.type == "cuda":
+            found = ahead(_on_host(found), self._device)
+        return starmap(self._as_shard, found)
 
     def _own_numbers(self, numbers: Any) -> Any:
         if len(numbers) < self._workers:
@@ -77,31 +77,22 @@ class WholeBatchesAdapter(WrappedAdapter):
 
 
 def ahead(batches: Iterable[Any], device: torch.device) -> Iterator[Any]:
-    """Copies the host's batches to a GPU, one batch ahead, and yields them."""
+    """Copies the tensors in the host's batches to a GPU, one batch ahead; yields the batches."""
     stream = torch.cuda.Stream(device)
 
     def copied(batch: object) -> tuple[Any, torch.Event]:
         with torch.cuda.stream(stream):
-            rows = map_leaves(lambda leaf: move(device, leaf), _rows(batch))
-            return _with_rows(batch, rows), stream.record_event()
+            return map_leaves(lambda leaf: move(device, leaf), batch), stream.record_event()
 
     for batch, event in read_ahead(map(copied, batches), 1):
         yield _arrived(batch, event, device)
-
-
-def _rows(batch: object) -> Any:
-    return batch.rows if isinstance(batch, WorkerShard) else batch
-
-
-def _with_rows(batch: object, rows: object) -> Any:
-    return replace(batch, rows=rows) if isinstance(batch, WorkerShard) else rows
 
 
 def _arrived(batch: object, event: torch.Event, device: torch.device) -> Any:
     """Makes the GPU's next operations wait for the copy of a batch; returns the batch."""
     current = torch.cuda.current_stream(device)
     current.wait_event(event)
-    for leaf in flatten(_rows(batch)):
+    for leaf in flatten(batch):
         if isinstance(leaf, torch.Tensor):
             leaf.record_stream(current)  # so that torch frees it after its use in this stream
     return batch
