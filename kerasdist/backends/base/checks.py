@@ -9,10 +9,11 @@ from typing import Any, SupportsIndex
 import keras
 
 from kerasdist.api.options import CommunicationOptions
+from kerasdist.core.sharding import Sharding
 from kerasdist.core.user_warnings import warn_user
 from kerasdist.errors import DisagreementError, ShapeError, UnsupportedError
 from kerasdist.job.comparison import NAMED
-from kerasdist.job.job import current_job
+from kerasdist.job.job import Job, current_job
 
 
 def check_summable(dtype: str) -> None:
@@ -38,6 +39,23 @@ def differing_assignment(variable: keras.Variable) -> DisagreementError:
         f"each holds a part. Received: values that differ for {variable.path!r}. Load weights on "
         "all workers, and let callbacks assign the same values on all workers."
     )
+
+
+def count_hosts(sharding: Any, job: Job | None, replicas: int) -> int:
+    """Returns how many machines each hold all state; 1 if the devices of all machines divide it.
+
+    Refuses machines with one device each. All workers must call this function.
+    """
+    if job is None or not isinstance(sharding, Sharding) or sharding.within is None:
+        return 1
+    hosts = job.num_workers // job.workers_a_host()
+    if hosts == replicas > 1:
+        raise UnsupportedError(
+            "Expected several devices on each machine, to shard state within a machine. Received: "
+            f"within='host', with {replicas} devices on {hosts} machines. Leave out `within` of "
+            "kerasdist.Sharding."
+        )
+    return hosts
 
 
 def checked_axis(tensor: Any, axis: int) -> int:

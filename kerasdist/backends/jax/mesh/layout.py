@@ -31,7 +31,6 @@ from kerasdist.core.ownership import VariableTable
 from kerasdist.core.partitions import Splits, check_partition, mesh_axes, prime_factors
 from kerasdist.core.sharding import Sharding, is_small
 from kerasdist.core.user_warnings import warn_user
-from kerasdist.errors import UnsupportedError
 
 AXIS = "replica"
 _IN_HOST = "replica_in_host"
@@ -345,8 +344,8 @@ class Layout:
         names = [f"logical_{axis}" for axis in range(len(self._factors))]
         self.rule: OverReplicas | ByLayoutMap | None = None
         if isinstance(sharding, Sharding):
-            divide = _check_hosts(self.replicas, hosts)
-            self.rule = OverReplicas(sharding, divide, AXIS if hosts == 1 else _IN_HOST)
+            over = AXIS if hosts == 1 else _IN_HOST
+            self.rule = OverReplicas(sharding, self.replicas // hosts, over)
         elif sharding is not None:
             devices, self._factors, names, self.rule = _mapped(devices, sharding, of_workers)
         grid = _grid(devices, (self.replicas, *self._factors), keep_order=of_workers)
@@ -465,17 +464,6 @@ def layout_of_step() -> Layout | None:
     replica = current.replica
     in_run = replica is not None and replica.num_replicas_in_sync > 1
     return None if in_run else _thread.layout
-
-
-def _check_hosts(replicas: int, hosts: int) -> int:
-    """Returns how many replicas each machine has; refuses machines with one device each."""
-    if hosts == replicas > 1:
-        raise UnsupportedError(
-            "Expected several devices on each machine, to shard state within a machine. Received: "
-            f"within='host', with {replicas} devices on {hosts} machines. Leave out `within` of "
-            "kerasdist.Sharding."
-        )
-    return replicas // hosts
 
 
 def _mapped(
