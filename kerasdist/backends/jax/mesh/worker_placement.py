@@ -56,8 +56,6 @@ class WorkerPlacement(Placement):
     Each worker has the same batch, and contributes the rows of its own replicas.
     """
 
-    job: Job
-
     def __init__(
         self,
         layout: Layout,
@@ -74,7 +72,7 @@ class WorkerPlacement(Placement):
             note_batch: A function that is called with the shapes of each batch.
         """
         super().__init__(layout, begin_step)
-        self.job = job
+        self.job = self._job = job
         self._note_shapes = note_batch
         firsts: dict[int, Any] = {}  # the first device of each worker, by rank
         for device in layout.mesh.devices.flat:
@@ -123,7 +121,7 @@ class WorkerPlacement(Placement):
             own = [np.ascontiguousarray(value).reshape(-1).view(np.uint8) for value in values]
             ends = np.cumsum([one.size for one in own])
             # The other workers send zeros, so the sum over all workers has the chief's values.
-            data = np.concatenate(own) * np.uint8(self.job.is_chief)
+            data = np.concatenate(own) * np.uint8(self._job.is_chief)
             data = self._exchanged(data, _CHUNK, _summed_over_workers)
             chiefs = np.split(data, ends[:-1])
             for variable, value, mine, new in zip(bundle, values, own, chiefs, strict=True):
@@ -137,8 +135,8 @@ class WorkerPlacement(Placement):
 
         All workers must call this method, with equal numbers of rows.
         """
-        gathered = self._exchanged(rows, max(_CHUNK // self.job.num_workers, 1), _sharded_as)
-        shape = len(rows) * self.job.num_workers, *rows.shape[1:]
+        gathered = self._exchanged(rows, max(_CHUNK // self._job.num_workers, 1), _sharded_as)
+        shape = len(rows) * self._job.num_workers, *rows.shape[1:]
         return gathered.view(rows.dtype).reshape(shape)
 
     def _exchanged(
@@ -158,7 +156,7 @@ class WorkerPlacement(Placement):
         for chunk in np.split(data, range(most, data.size, most)):
             self.record("that exchanges bytes", chunk.shape)
             own = jax.device_put(chunk[np.newaxis], self._own_first)
-            shape = self.job.num_workers, chunk.size
+            shape = self._job.num_workers, chunk.size
             rows = jax.make_array_from_single_device_arrays(shape, self._of_workers, [own])
             # `np.asarray` would wait for the result, too, but it would lose a Ctrl-C.
             result = jax.block_until_ready(exchange(rows))
