@@ -75,12 +75,17 @@ class DistributedDataset(EarlierNames, abc.ABC):
         """
 
     @abc.abstractmethod
-    def _local_batches(self) -> Iterator[Sequence[Any]]:
-        """Yields, for each batch, the local batches of the replicas of this process."""
+    def _local_batches(self, job: Job | None = None) -> Iterator[Sequence[Any]]:
+        """Yields, for each batch, the local batches of the replicas of this process.
 
-    @abc.abstractmethod
+        With a job, all workers must read them; they go on until the data of all workers have ended.
+        Without a job, this worker reads alone, until its own data have ended.
+        """
+
     def _batches(self) -> Iterator[Any]:
         """Yields each batch as a distributed value, placed on the devices."""
+        local_batches = self._local_batches(job_of(self.strategy))
+        return map(self.strategy.runner.per_replica, local_batches)
 
 
 @final
@@ -158,7 +163,7 @@ class DividedDataset(DistributedDataset):
     def __len__(self) -> int:
         return len(self.source)
 
-    def _local_batches(self) -> Iterator[Sequence[Any]]:
+    def _local_batches(self, job: Job | None = None) -> Iterator[Sequence[Any]]:
         here, replicas = self.strategy.local_replicas, self.strategy.num_replicas_in_sync
         for batch in batches_of(self.source)():
             yield split_batch(batch, replicas)[here.start : here.stop]
@@ -180,17 +185,12 @@ class ShardedDataset(DistributedDataset):
             raise TypeError("The number of batches of this dataset is not known.")
         return self.source.num_batches
 
-    def _local_batches(self) -> Iterator[Sequence[Any]]:
-        replicas = len(self.strategy.local_replicas)
-        return (split_batch(batch, replicas) for batch in self.source.source.everything())
-
-    def _batches(self) -> Iterator[Any]:
-        place, replicas = self.strategy.runner.per_replica, len(self.strategy.local_replicas)
-        lasting = is_lasting(self.source.source.dataset)
-        return (
-            place(split_batch(own.rows if lasting else copied(own.rows), replicas))
-            for own in self.source
-        )
+    def _local_batches(self, job: Job | None = None) -> Iterator[Sequence[Any]]:
+        # Without a job, these are the batches of the whole dataset.
+        own, replicas = self.source.source, len(self.strategy.local_replicas)
+        lasting = is_lasting(own.dataset)
+        batches = own.everything() if job is None else (one.rows for one in self.source)
+        return (split_batch(one if lasting else copied(one), replicas) for one in batches)
 
 
 @final
@@ -213,15 +213,8 @@ class GatheredDataset(DistributedDataset):
             return None
         return KnownSizes.of(self.source[0], batches_a_step=len(self.strategy.local_replicas))
 
-    def _local_batches(self) -> Iterator[Sequence[Any]]:
-        return self.rounds()
-
     def rounds(self, job: Job | None = None) -> Iterator[Sequence[Any]]:
-        """Yields the replicas' batches round by round, in the order of the pipelines.
-
-        With a job, the rounds go on until the pipelines of all its workers have ended. Without a
-        job, they go on until the pipelines of this worker have ended.
-        """
+        """Yields the replicas' batches round by round, in the order of the pipelines."""
         replicas = len(self.strategy.local_replicas)
         iterators = [lasting_batches_of(pipeline)() for pipeline in self.source]
         takers = iterators * replicas if len(iterators) == 1 else iterators
@@ -242,8 +235,7 @@ class GatheredDataset(DistributedDataset):
                 raise no_batch(job, job.rank)
             yield [empty if batch is _NONE else batch for batch in batches]
 
-    def _batches(self) -> Iterator[Any]:
-        return map(self.strategy.runner.per_replica, self.rounds(job_of(self.strategy)))
+    _local_batches = rounds
 
 
 def job_of(strategy: StrategyLike) -> Job | None:
