@@ -6,8 +6,6 @@ be restored, and other threads do not notice the steps.
 
 from __future__ import annotations
 
-import pickle
-import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import astuple, dataclass, field
@@ -18,6 +16,7 @@ import numpy as np
 
 from kerasdist import keras_compat
 from kerasdist.agreement import results
+from kerasdist.backends.base import random_states
 from kerasdist.backends.base.model_trainer import TrainerLike, require_trainer
 from kerasdist.backends.base.trial import Trial, TriedBatch
 from kerasdist.backends.base.user_places import may_draw, state_kept
@@ -179,9 +178,9 @@ class _Steps:
         """
         if may_draw(self.model):
             return False
-        before = _states_of_generators()
+        before = random_states.kept()
         again = self.take_step(alone=True)
-        if self.draws.misfit is not None or before != _states_of_generators():
+        if self.draws.misfit is not None or before != random_states.kept():
             return False
         repeated = differences(self.expected, again, self.precision).deciding
         return any(one.is_more_than_rounding for one in repeated)
@@ -266,10 +265,6 @@ def _is_any(job: Job | None, suspicious: bool) -> bool:
     if job is None:
         return suspicious
     return any(job.all_gather_object("a difference to one device", suspicious))
-
-
-def _states_of_generators() -> bytes:
-    return pickle.dumps((random.getstate(), np.random.get_state()))
 
 
 def _common(
