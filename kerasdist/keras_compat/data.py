@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import operator
 import os
@@ -26,17 +27,45 @@ unpack_x_y_sample_weight: Any = keras.utils.unpack_x_y_sample_weight
 _NO_FILES, _FEW_FILES = "unshardable source dataset", "Could not apply FILE based sharding"
 
 
-def _class_of_adapters() -> type:
-    """Returns Keras's class, or if this version lacks it, a class of which nothing is an instance.
+@functools.cache
+def as_class_of_keras(kind: type, base: type) -> type:
+    """Returns a subclass of both `kind` and Keras's `base`; `kind` if it derives from `base`."""
+    if issubclass(kind, base):
+        return kind
+    body = {"__module__": kind.__module__, "__doc__": kind.__doc__}
+    return type(kind)(kind.__name__, (kind, base), body)
 
-    Without Keras's class, `get_data_adapter` refuses all data.
-    """
-    known = internals.DATA_ADAPTER
-    return known.get() if known.is_there() else type("DataAdapter", (), {})
+
+class _Empty(PyDataset):
+    def __len__(self) -> int:
+        return 0
 
 
-DataAdapter: Any = _class_of_adapters()
-"""The base class of data adapters that Keras accepts, and of Keras's own adapters."""
+@functools.cache
+def _base_of_adapters() -> type:
+    """Returns the class from which all data adapters of Keras derive."""
+    return type(internals.GET_DATA_ADAPTER.get()(_Empty())).__mro__[-2]
+
+
+class _TypeOfAdapters(type):
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Makes an adapter that is also an instance of the base class of Keras's adapters."""
+        return type.__call__(as_class_of_keras(cls, _base_of_adapters()), *args, **kwargs)
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        if cls is DataAdapter:
+            return isinstance(instance, _base_of_adapters())
+        return super().__instancecheck__(instance)
+
+
+class DataAdapter(metaclass=_TypeOfAdapters):
+    """A base class for data adapters that Keras accepts; Keras's own adapters are instances too."""
+
+    @property
+    def num_batches(self) -> int | None:
+        """Number of batches; None if it is not known."""
+        raise NotImplementedError
+
 
 # The attribute, set on an adapter of Keras, with the source from which Keras made the adapter.
 _GIVEN = "_kerasdist_given"
@@ -51,7 +80,6 @@ class _Given:
 
 def get_data_adapter(x: Any, y: Any = None, **arguments: Any) -> Any:
     """Returns Keras's data adapter for a source; an adapter is returned as it is."""
-    internals.DATA_ADAPTER.require()
     adapter = internals.GET_DATA_ADAPTER.get()(x, y, **arguments)
     if adapter is not x:
         setattr(adapter, _GIVEN, _Given(x, arguments.get("shuffle", False)))

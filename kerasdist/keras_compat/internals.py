@@ -302,7 +302,6 @@ CUSTOM_GRADIENT = Internal(
 _ADAPTERS = "keras.src.trainers.data_adapters"
 
 GET_DATA_ADAPTER = _each_fit(f"{_ADAPTERS}:get_data_adapter")
-DATA_ADAPTER = _each_fit(f"{_ADAPTERS}:data_adapter.DataAdapter")
 SPLIT_ARRAYS = internal(
     f"{_ADAPTERS}:array_slicing.train_validation_split", "validation_split under a strategy"
 )

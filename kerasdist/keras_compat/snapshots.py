@@ -9,7 +9,6 @@ from __future__ import annotations
 import tempfile
 import zipfile
 from collections import defaultdict
-from functools import cache
 from pathlib import Path
 from typing import Any, final
 
@@ -19,6 +18,7 @@ import numpy as np
 from kerasdist.core import whole_files
 from kerasdist.errors import VersionError
 from kerasdist.keras_compat import internals
+from kerasdist.keras_compat.data import as_class_of_keras
 from kerasdist.keras_compat.models import ops
 
 Memory = defaultdict[Any, list[np.ndarray[Any, Any]]]
@@ -60,7 +60,7 @@ class Snapshot:
         self._texts = None if weights_only else internals.SERIALIZE_MODEL.get()(model)
         self._assets: Any = None if assets is None else assets(_ASSETS, mode="w")
         self._fits_in_memory = weights_only or internals.FITS_IN_MEMORY.get()(model)
-        self._values: _Copies = _class_of_copies()(memory)
+        self._values: _Copies = as_class_of_keras(_Copies, internals.WEIGHTS_FILE.get())(memory)
         try:
             internals.SAVE_STATE.get()(model, self._values, self._assets, "", set())
         except BaseException:
@@ -140,12 +140,6 @@ class _Copies:
         group = _Group(self.memory)
         self.groups.append((path, metadata, group))
         return group
-
-
-@cache
-def _class_of_copies() -> Any:
-    """Returns a class of `_Copies` that Keras takes for a file of weights."""
-    return type("Copies", (_Copies, internals.WEIGHTS_FILE.get()), {})
 
 
 @final

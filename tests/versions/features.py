@@ -45,7 +45,7 @@ FEATURES: Mapping[str, Use] = dict(
             True,
             (uses.train, "SYMBOLIC_BUILD MAYBE_SYMBOLIC_BUILD GET_JAX_STATE JAX_STATE"),
             (uses.train, "THREAD_STATE SCALE_LOSS_IN_FIT UNSCALE_LOSS_IN_FIT VALUE"),
-            (uses.train, "REDUCE_WEIGHTED_VALUES GET_DATA_ADAPTER DATA_ADAPTER"),
+            (uses.train, "REDUCE_WEIGHTED_VALUES GET_DATA_ADAPTER"),
             (uses.train, "RANDOM_SEED", _ALL),
             (uses.train_compiled, "USES_TORCH_COMPILE"),
             (
