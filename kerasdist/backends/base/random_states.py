@@ -57,8 +57,9 @@ def put_back(states: Mapping[str, Any]) -> None:
 def of_gpus() -> list[str]:
     """Returns the states of the GPUs' generators, which only PyTorch has; [] before their use."""
     torch = _torch()
-    is_used = torch is not None and torch.cuda.is_initialized()
-    return list(map(text_of, torch.cuda.get_rng_state_all())) if is_used else []
+    if torch is None or not torch.cuda.is_initialized():
+        return []
+    return list(map(text_of, torch.cuda.get_rng_state_all()))
 
 
 def put_back_gpus(states: list[str]) -> None:
