@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import importlib
-import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 from functools import cache
-from typing import Any
 
 from kerasdist import keras_compat
 from kerasdist.api.values import Mirrored, PerReplica
@@ -19,9 +17,6 @@ _MODULES = {
     "jax": "kerasdist.backends.jax.backend",
     "torch": "kerasdist.backends.torch.backend",
 }
-
-
-_TORCH_STATES = "kerasdist.backends.torch.state.states"
 
 
 _in_place: list[Backend] = []
@@ -53,11 +48,3 @@ def _of_keras() -> Backend:
     for kind in (PerReplica, Mirrored):  # before the first object of these classes
         keras_compat.register_tree_node(kind)
     return importlib.import_module(_MODULES[name]).BACKEND
-
-
-def torch_states() -> Any | None:
-    """Returns the module that saves PyTorch's random states; None if PyTorch is not imported.
-
-    PyTorch may be imported on every backend, because Keras accepts PyTorch's ``DataLoader`` there.
-    """
-    return importlib.import_module(_TORCH_STATES) if "torch" in sys.modules else None

@@ -6,8 +6,6 @@ be restored, and other threads do not notice the steps.
 
 from __future__ import annotations
 
-import pickle
-import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, field
@@ -18,6 +16,7 @@ import numpy as np
 
 from kerasdist import keras_compat
 from kerasdist.agreement import results
+from kerasdist.backends.base import random_states
 from kerasdist.backends.base.model_trainer import TrainerLike, require_trainer
 from kerasdist.backends.base.trial import Trial, TriedBatch
 from kerasdist.backends.base.user_places import may_draw, state_kept
@@ -181,9 +180,9 @@ class _Steps:
         """
         if may_draw(self.model):
             return False
-        before = _states_of_generators()
+        before = random_states.kept()
         again = self.take_step(alone=True)
-        if self.draws.misfit is not None or before != _states_of_generators():
+        if self.draws.misfit is not None or before != random_states.kept():
             return False
         repeated = differences(self.expected, again, self.precision).deciding
         return any(one.is_more_than_rounding for one in repeated)
@@ -257,10 +256,6 @@ def compare(model: Any, batch: Any, *, outputs: bool, spares: bool = False) -> C
                     suspicious = steps.beyond_chance(suspicious)
     found, suspicious, misfit = _common(job, found, suspicious, steps.draws.misfit)
     return Comparison(steps.batch.examples, found, suspicious, misfit, keeps_state)
-
-
-def _states_of_generators() -> bytes:
-    return pickle.dumps((random.getstate(), np.random.get_state()))
 
 
 def _common(

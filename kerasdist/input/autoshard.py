@@ -6,9 +6,8 @@ batches, to know the size of the global batch.
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
 from itertools import chain, islice, repeat, zip_longest
 from typing import TYPE_CHECKING, Any, final
 
@@ -20,6 +19,7 @@ from kerasdist.input.sources import (
     EveryNth,
     EveryNthBatch,
     batches_of,
+    begin,
     every_nth_of_loader,
     length_of,
     tell_epoch,
@@ -72,31 +72,50 @@ class KnownSizes:
 
 
 @final
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class OwnSource:
     """The shard of a dataset that this worker reads.
 
     Attributes:
+        whole: The dataset of which each worker reads a shard.
         dataset: The batches of the shard, for a backend that does not read them through `start`.
-        start: Starts an iteration over the worker's rows, step by step.
-        length: For how many steps the shard has rows; None if that is not known.
         steps_a_batch: Among how many steps a batch is divided.
-        everything: Starts an iteration over the whole dataset, to find the types and shapes of a
-            batch if this worker's shard has no batch.
         sizes: How many rows each step has; None if the dataset does not know that.
-        serves_once: Whether the source can be iterated only once.
-        pass_epochs: Skips a number of epochs before the next iteration; None if the source cannot
-            skip epochs.
     """
 
+    whole: Any
     dataset: Any
-    start: Callable[[], Iterator[Any]]
-    length: int | None
-    steps_a_batch: int
-    everything: Callable[[], Iterator[Any]]
+    steps_a_batch: int = 1
     sizes: KnownSizes | None = None
-    serves_once: bool = False
-    pass_epochs: Callable[[int], None] | None = None
+    _epochs: int = field(default=0, init=False)
+
+    @property
+    def length(self) -> int | None:
+        """For how many steps the shard has rows; None if that is not known."""
+        batches = length_of(self.dataset)
+        return None if batches is None else batches * self.steps_a_batch
+
+    def start(self) -> Iterator[Any]:
+        """Iterates over the worker's rows, step by step; each iteration is a new epoch."""
+        epoch, self._epochs = self._epochs, self._epochs + 1
+        if keras_compat.is_torch_dataloader(self.whole):
+            tell_epoch(self.whole, epoch)
+        for batch in begin(self.dataset):
+            steps = self.steps_a_batch
+            yield from [batch] if steps == 1 else split_batch(batch, steps)
+
+    def everything(self) -> Iterator[Any]:
+        """Iterates over the whole dataset, to find the types and shapes of a batch.
+
+        This is needed if this worker's shard has no batch.
+        """
+        return batches_of(self.whole)()
+
+    def pass_epochs(self, epochs: int) -> None:
+        """Skips epochs that an earlier process has already read."""
+        self._epochs += epochs
+        if keras_compat.is_tf_dataset(self.dataset):
+            keras_compat.begin_often(self.dataset, epochs)
 
 
 def policy_of(dataset: object, said: AutoShardPolicy | None) -> AutoShardPolicy:
@@ -117,20 +136,11 @@ def policy_of(dataset: object, said: AutoShardPolicy | None) -> AutoShardPolicy:
 
 def own_source(dataset: object, policy: AutoShardPolicy, job: Job) -> OwnSource:
     """Returns the shard of a dataset that this worker reads. All workers must call this."""
-    everything, once = batches_of(dataset), inspect.isgenerator(dataset)
     own, steps = dataset, 1
     if policy is not AutoShardPolicy.OFF:
         shard = _by_file if policy is AutoShardPolicy.FILE else _by_batch
         own, steps = shard(dataset, job), job.num_workers
-    epochs, batches = _Epochs(own, dataset), length_of(own)
-
-    def start() -> Iterator[Any]:
-        for batch in epochs.start():
-            yield from [batch] if steps == 1 else split_batch(batch, steps)
-
-    length = None if batches is None else batches * steps
-    sizes = KnownSizes.of(own, steps)
-    return OwnSource(own, start, length, steps, everything, sizes, once, epochs.pass_over)
+    return OwnSource(dataset, own, steps, KnownSizes.of(own, steps))
 
 
 def _by_batch(dataset: Any, job: Job) -> Any:
@@ -143,7 +153,7 @@ def _by_batch(dataset: Any, job: Job) -> Any:
         own = every_nth_of_loader(dataset, step, first)
         if own is not None:
             return own
-    return EveryNth(batches_of(dataset), lambda: length_of(dataset), step, first)
+    return EveryNth(dataset, step, first)
 
 
 def _by_file(dataset: object, job: Job) -> Any:
@@ -162,29 +172,6 @@ def _by_file(dataset: object, job: Job) -> Any:
             "AutoShardPolicy.AUTO or DATA."
         )
     return own
-
-
-@final
-class _Epochs:
-    """Starts iterations over this worker's shard, each of which is a new epoch."""
-
-    def __init__(self, own: Any, dataset: Any) -> None:
-        self._own, self._dataset = own, dataset
-        self._number = 0
-
-    def start(self) -> Iterator[Any]:
-        epoch, self._number = self._number, self._number + 1
-        if keras_compat.is_torch_dataloader(self._dataset):
-            tell_epoch(self._dataset, epoch)
-        if keras_compat.is_dataset(self._own) and not keras_compat.is_native_dataset(self._own):
-            return keras_compat.batches(self._own)
-        return iter(self._own)
-
-    def pass_over(self, epochs: int) -> None:
-        """Skips epochs that an earlier process has already read."""
-        self._number += epochs
-        if keras_compat.is_tf_dataset(self._own):
-            keras_compat.begin_often(self._own, epochs)
 
 
 @final
@@ -245,9 +232,7 @@ class WorkerBatches(keras_compat.DataAdapter):
         for sizes in zip_longest(*(one.steps() for one in known), fillvalue=0):
             batch = next(own) if sizes[rank] else rows(like, 0, 0)
             like = batch if sizes[rank] else like
-            yield WorkerShard(
-                batch, sizes[rank], sum(sizes), rank, len(sizes), alike, like, given=sizes
-            )
+            yield WorkerShard.of_sizes(batch, sizes, rank, alike=alike, like=like)
 
     def _exchanged(self) -> Iterator[WorkerShard]:
         own, like, count = self.source.start(), _NONE, self.source.steps_a_batch
@@ -265,17 +250,15 @@ class WorkerBatches(keras_compat.DataAdapter):
                 return
             without = [rank for rank, one in enumerate(everyone) if one["form"] is None]
             if without:  # all workers see the same facts, so all raise the error
-                raise self._without_any(without[0])
+                raise no_batch(self._job, without[0])
             if not batches:
                 own, batches = iter(()), [rows(like, 0, 0)] * count
             alike = all(form == forms[0] for form in forms)
             for step, batch in enumerate(batches):
                 sizes = tuple([one["rows"][step] if one["rows"] else 0 for one in everyone])
-                if total := sum(sizes):
+                if any(sizes):
                     rank = self._job.rank
-                    yield WorkerShard(
-                        batch, sizes[rank], total, rank, len(sizes), alike, like, given=sizes
-                    )
+                    yield WorkerShard.of_sizes(batch, sizes, rank, alike=alike, like=like)
 
     def form(self) -> Any:
         """Returns a batch without rows, which shows the types and shapes of a batch's arrays."""
@@ -283,15 +266,16 @@ class WorkerBatches(keras_compat.DataAdapter):
         if like is _NONE:
             like = next(self.source.everything(), _NONE)
         if like is _NONE:
-            raise self._without_any(self._job.rank)
+            raise no_batch(self._job, self._job.rank)
         return rows(like, 0, 0)
 
-    def _without_any(self, rank: int) -> InputError:
-        """Returns the error for a worker that has no batch to show the types and shapes."""
-        return InputError(
-            f"{self._job.who} Expected at least one batch on every worker. Received: a dataset "
-            f"without a batch on worker {rank}. Give each worker at least one batch."
-        )
+
+def no_batch(job: Job, rank: int) -> InputError:
+    """Returns the error for a worker that has no batch to show the types and shapes."""
+    return InputError(
+        f"{job.who} Expected at least one batch on every worker. Received: a dataset without a "
+        f"batch on worker {rank}. Give each worker at least one batch."
+    )
 
 
 def _described(batches: Sequence[Any], like: object) -> dict[str, object]:

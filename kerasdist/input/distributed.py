@@ -14,8 +14,8 @@ from kerasdist import keras_compat
 from kerasdist.api.values import per_replica
 from kerasdist.core.earlier_names import EarlierNames
 from kerasdist.core.structures import map_leaves
-from kerasdist.errors import InputError, UnsupportedError
-from kerasdist.input.autoshard import KnownSizes, WorkerBatches, own_source, policy_of
+from kerasdist.errors import UnsupportedError
+from kerasdist.input.autoshard import KnownSizes, WorkerBatches, no_batch, own_source, policy_of
 from kerasdist.input.options import InputContext, InputOptions, InputReplicationMode
 from kerasdist.input.sharding import rows, split_batch
 from kerasdist.input.sources import batches_of, copied, is_lasting, lasting_batches_of
@@ -49,7 +49,7 @@ class DistributedDataset(EarlierNames, abc.ABC):
         ahead = self.options.experimental_per_replica_buffer_size
         if not (self.options.experimental_fetch_to_device and self.strategy.runner.places_ahead):
             return DistributedIterator(self, self._batches())
-        return DistributedIterator(self, _read_ahead(self._batches(), ahead))
+        return DistributedIterator(self, read_ahead(self._batches(), ahead))
 
     def __bool__(self) -> bool:
         return True  # even if the dataset is empty, or its length is unknown
@@ -75,12 +75,17 @@ class DistributedDataset(EarlierNames, abc.ABC):
         """
 
     @abc.abstractmethod
-    def _local_batches(self) -> Iterator[Sequence[Any]]:
-        """Yields, for each batch, the local batches of the replicas of this process."""
+    def _local_batches(self, job: Job | None = None) -> Iterator[Sequence[Any]]:
+        """Yields, for each batch, the local batches of the replicas of this process.
 
-    @abc.abstractmethod
+        With a job, all workers must read them; they go on until the data of all workers have ended.
+        Without a job, this worker reads alone, until its own data have ended.
+        """
+
     def _batches(self) -> Iterator[Any]:
         """Yields each batch as a distributed value, placed on the devices."""
+        local_batches = self._local_batches(job_of(self.strategy))
+        return map(self.strategy.runner.per_replica, local_batches)
 
 
 @final
@@ -140,7 +145,8 @@ class InputIterator(Iterator[Any]):
         return next(self)
 
 
-def _read_ahead(batches: Iterator[Any], ahead: int) -> Iterator[Any]:
+def read_ahead(batches: Iterator[Any], ahead: int) -> Iterator[Any]:
+    """Yields batches, of which `ahead` further ones are taken before they are needed."""
     waiting: deque[Any] = deque()
     for batch in batches:
         # Taking a batch starts its copy to the devices, which runs while earlier batches are used.
@@ -157,7 +163,7 @@ class DividedDataset(DistributedDataset):
     def __len__(self) -> int:
         return len(self.source)
 
-    def _local_batches(self) -> Iterator[Sequence[Any]]:
+    def _local_batches(self, job: Job | None = None) -> Iterator[Sequence[Any]]:
         here, replicas = self.strategy.local_replicas, self.strategy.num_replicas_in_sync
         for batch in batches_of(self.source)():
             yield split_batch(batch, replicas)[here.start : here.stop]
@@ -179,17 +185,12 @@ class ShardedDataset(DistributedDataset):
             raise TypeError("The number of batches of this dataset is not known.")
         return self.source.num_batches
 
-    def _local_batches(self) -> Iterator[Sequence[Any]]:
-        replicas = len(self.strategy.local_replicas)
-        return (split_batch(batch, replicas) for batch in self.source.source.everything())
-
-    def _batches(self) -> Iterator[Any]:
-        place, replicas = self.strategy.runner.per_replica, len(self.strategy.local_replicas)
-        lasting = is_lasting(self.source.source.dataset)
-        return (
-            place(split_batch(own.rows if lasting else copied(own.rows), replicas))
-            for own in self.source
-        )
+    def _local_batches(self, job: Job | None = None) -> Iterator[Sequence[Any]]:
+        # Without a job, these are the batches of the whole dataset.
+        own, replicas = self.source.source, len(self.strategy.local_replicas)
+        lasting = is_lasting(own.dataset)
+        batches = own.everything() if job is None else (one.rows for one in self.source)
+        return (split_batch(one if lasting else copied(one), replicas) for one in batches)
 
 
 @final
@@ -212,15 +213,8 @@ class GatheredDataset(DistributedDataset):
             return None
         return KnownSizes.of(self.source[0], batches_a_step=len(self.strategy.local_replicas))
 
-    def _local_batches(self) -> Iterator[Sequence[Any]]:
-        return self.rounds()
-
     def rounds(self, job: Job | None = None) -> Iterator[Sequence[Any]]:
-        """Yields the replicas' batches round by round, in the order of the pipelines.
-
-        With a job, the rounds go on until the pipelines of all its workers have ended. Without a
-        job, they go on until the pipelines of this worker have ended.
-        """
+        """Yields the replicas' batches round by round, in the order of the pipelines."""
         replicas = len(self.strategy.local_replicas)
         iterators = [lasting_batches_of(pipeline)() for pipeline in self.source]
         takers = iterators * replicas if len(iterators) == 1 else iterators
@@ -237,14 +231,11 @@ class GatheredDataset(DistributedDataset):
                 # A replica whose data have ended gets an empty batch.
                 empty = rows(there[0], 0, 0)
             elif empty is _NONE:
-                raise InputError(
-                    "Expected at least one batch on every worker. Received: a dataset without a "
-                    "batch, while other workers have data. Give each worker at least one batch."
-                )
+                assert job is not None  # other workers have batches
+                raise no_batch(job, job.rank)
             yield [empty if batch is _NONE else batch for batch in batches]
 
-    def _batches(self) -> Iterator[Any]:
-        return map(self.strategy.runner.per_replica, self.rounds(job_of(self.strategy)))
+    _local_batches = rounds
 
 
 def job_of(strategy: StrategyLike) -> Job | None:
@@ -287,8 +278,6 @@ def _require_own_rows(strategy: StrategyLike) -> None:
 
 def shards_itself(dataset: object) -> bool:
     """Returns whether a dataset's own options make each worker of a job read only a shard."""
-    if keras_compat.auto_shard_policy(dataset) is None:
-        return False
     return not policy_of(dataset, None).keeps_global_batches
 
 

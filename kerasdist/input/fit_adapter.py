@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, cast, final
 
@@ -31,7 +31,7 @@ def whole(dataset: object, **beside: object) -> Any:
     ours = equivalent(dataset)
     if isinstance(ours, ShardedDataset):
         _refuse(beside)
-        if ours.source.source.serves_once:
+        if inspect.isgenerator(ours.source.source.whole):
             raise InputError(
                 "Expected a dataset that can be iterated again if each worker reads a part of it: "
                 "Keras looks at a batch before it trains. Received: a generator. Pass a "
@@ -39,12 +39,11 @@ def whole(dataset: object, **beside: object) -> Any:
             )
         return ours.source
     if isinstance(ours, GatheredDataset):
-        source: Any = _Rounds(ours)
+        source: Any = Rounds(ours)
         job = job_of(ours.strategy)
         if job is not None:
             _refuse(beside)
-            start, length = lambda: iter(source), length_of(source)
-            own = OwnSource(ours, start, length, 1, start, ours.sizes_of_rounds())
+            own = OwnSource(source, source, sizes=ours.sizes_of_rounds())
             return WorkerBatches(own, job)
     elif isinstance(ours, DividedDataset):
         source = ours.source
@@ -81,7 +80,7 @@ def _refuse(beside: Mapping[str, Any]) -> None:
 
 
 @final
-class _Rounds:
+class Rounds:
     """Batches that are each the concatenation of one batch of each replica in this process."""
 
     def __init__(self, dataset: GatheredDataset) -> None:
@@ -108,7 +107,10 @@ def _examples(source: Any) -> Iterator[tuple[Any, ...]]:
 
 
 class WrappedAdapter(keras_compat.DataAdapter):
-    """A base class of adapters that wrap an inner adapter, and have the inner one's properties."""
+    """A base class of adapters that wrap an inner adapter, and have the inner one's properties.
+
+    A subclass changes the batches that Python code reads by overriding `begun`.
+    """
 
     # kerasdist places batches by itself. Without this attribute, Keras 3.12 on JAX would copy each
     # batch to a device before that.
@@ -129,10 +131,26 @@ class WrappedAdapter(keras_compat.DataAdapter):
         """Returns whether an adapter wraps or is Keras's adapter of arrays, which shuffles rows."""
         return keras_compat.is_array_adapter(WrappedAdapter.innermost(adapter))
 
-    def jax_batches(self, super_batch: int | None) -> Iterator[Any]:
-        """Returns the inner adapter's batches; Keras 3.16 and later may pass `super_batch`."""
+    def begun(self, make: Callable[[], Iterator[Any]]) -> Iterator[Any]:
+        """Returns an iterator over batches; `make` makes an iterator over the inner adapter's."""
+        return make()
+
+    def get_numpy_iterator(self) -> Iterator[Any]:
+        """Returns the batches as NumPy arrays."""
+        return self.begun(lambda: iter(self._inner.get_numpy_iterator()))
+
+    def get_jax_iterator(self, super_batch: int | None = None) -> Iterator[Any]:
+        """Returns the batches for JAX; Keras 3.16 and later may pass `super_batch`."""
         given = {} if super_batch is None else {"super_batch": super_batch}
-        return iter(self._inner.get_jax_iterator(**given))
+        return self.begun(lambda: iter(self._inner.get_jax_iterator(**given)))
+
+    def get_torch_dataloader(self) -> Iterator[Any]:
+        """Returns the batches for PyTorch."""
+        return self.begun(lambda: iter(self._inner.get_torch_dataloader()))
+
+    def get_tf_dataset(self) -> Any:
+        """Returns the batches as a dataset, which a graph of TensorFlow reads."""
+        return self._inner.get_tf_dataset()
 
     @property
     def num_batches(self) -> int | None:
@@ -165,19 +183,3 @@ class _BatchesAdapter(WrappedAdapter):
     def num_batches(self) -> int | None:
         """The number of batches; None if the source does not know it."""
         return length_of(self._source)
-
-    def get_numpy_iterator(self) -> Iterator[Any]:
-        """Returns the batches."""
-        return self._inner.get_numpy_iterator()
-
-    def get_jax_iterator(self, super_batch: int | None = None) -> Iterator[Any]:
-        """Returns the batches."""
-        return self.jax_batches(super_batch)
-
-    def get_tf_dataset(self) -> Any:
-        """Returns the batches."""
-        return self._inner.get_tf_dataset()
-
-    def get_torch_dataloader(self) -> Any:
-        """Returns the batches."""
-        return self._inner.get_torch_dataloader()

@@ -166,6 +166,11 @@ class WorkerShard:
     like: Any = None
     given: tuple[int, ...] = ()
 
+    @classmethod
+    def of_sizes(cls, rows: Any, sizes: tuple[int, ...], rank: int, **more: Any) -> WorkerShard:
+        """Returns the rows of the worker `rank`; `sizes` has the number of rows of each worker."""
+        return cls(rows, sizes[rank], sum(sizes), rank, len(sizes), given=sizes, **more)
+
     @property
     def sizes(self) -> tuple[int, ...]:
         """How many rows each worker holds, by rank. Computing this is slow in large jobs."""
@@ -175,30 +180,3 @@ class WorkerShard:
     def least(self) -> int:
         """How many rows the worker with the fewest rows holds."""
         return min(self.given) if self.given else self.total // self.workers
-
-
-@final
-class OwnNumbers:
-    """Selects a worker's row numbers from those of a batch, if each worker has one replica.
-
-    A batch with fewer rows than workers is not divided, so all its rows are selected.
-    """
-
-    def __init__(self, workers: int, rank: int) -> None:
-        self._workers = workers
-        self._rank = rank
-
-    def __call__(self, numbers: Any) -> Any:
-        """Returns the numbers of this worker's rows."""
-        total = len(numbers)
-        if total < self._workers:
-            return numbers
-        begin, end = bounds_of_replica(total, self._workers, self._rank)
-        return numbers[begin:end]
-
-    def batch(self, rows: Any, total: int) -> Any:
-        """Returns the selected rows as a `WorkerShard`, or as they are if all are selected."""
-        if total < self._workers:
-            return rows
-        begin, end = bounds_of_replica(total, self._workers, self._rank)
-        return WorkerShard(rows, end - begin, total, self._rank, self._workers)

@@ -39,6 +39,15 @@ def batches_of(source: Any) -> Callable[[], Iterator[Any]]:
     return lambda: iter(source)
 
 
+def begin(source: Any) -> Iterator[Any]:
+    """Starts an iteration over a source that is known to have batches, or over a torch sampler.
+
+    Only ``tf.data`` datasets under TensorFlow yield tensors; all other datasets yield NumPy arrays.
+    """
+    is_read = keras_compat.is_dataset(source) and not keras_compat.is_native_dataset(source)
+    return iter(keras_compat.batches(source) if is_read else source)
+
+
 def length_of(source: Any) -> int | None:
     """Returns the number of batches of a source; None if it is not known."""
     if keras_compat.is_dataset(source):
@@ -92,21 +101,14 @@ def _is_iterable(source: Any) -> bool:
 class EveryNth:
     """Every n-th element of an object that can only be read in sequence, like a torch sampler."""
 
-    def __init__(
-        self,
-        start: Callable[[], Iterator[Any]],
-        length: Callable[[], int | None],
-        step: int,
-        first: int,
-    ) -> None:
-        self._start, self._length = start, length
-        self._step, self._first = step, first
+    def __init__(self, source: Any, step: int, first: int) -> None:
+        self._source, self._step, self._first = source, step, first
 
     def __iter__(self) -> Iterator[Any]:
-        return itertools.islice(self._start(), self._first, None, self._step)
+        return itertools.islice(begin(self._source), self._first, None, self._step)
 
     def __len__(self) -> int:
-        length = self._length()
+        length = length_of(self._source)
         if length is None:
             raise TypeError("the length of the source is not known")
         return len(range(self._first, length, self._step))
@@ -147,9 +149,7 @@ def every_nth_of_loader(loader: Any, step: int, first: int) -> Any | None:
     name = "sampler" if loader.batch_sampler is None else "batch_sampler"
     # A DataLoader refuses to set this attribute after its constructor. `object.__setattr__` sets it
     # all the same, which is safe because nothing iterates over the copy yet.
-    every = getattr(loader, name)
-    own_part = EveryNth(lambda: iter(every), lambda: len(every), step, first)
-    object.__setattr__(own, name, own_part)
+    object.__setattr__(own, name, EveryNth(getattr(loader, name), step, first))
     # With `persistent_workers`, a DataLoader stores its iterator. The copy must make its own.
     object.__setattr__(own, "_iterator", None)
     return own

@@ -17,13 +17,12 @@ gradients = LazyModule(f"{BACKEND}.fit.gradients")
 placing = LazyModule(f"{BACKEND}.replica.placing")
 random = LazyModule(f"{BACKEND}.replica.random")
 threads = LazyModule(f"{BACKEND}.replica.threads")
-states = LazyModule(f"{BACKEND}.state.states")
 variables = LazyModule(f"{BACKEND}.state.variables")
 workers = LazyModule(f"{BACKEND}.workers.buckets")
 process_group = LazyModule(f"{BACKEND}.workers.process_group")
 worker_data = LazyModule(f"{BACKEND}.workers.worker_data")
 devices = LazyModule("kerasdist.core.devices")
-sharding = LazyModule("kerasdist.input.sharding")
+random_states = LazyModule("kerasdist.backends.base.random_states")
 core = LazyModule("keras.src.backend.torch.core")
 case = of_backend("torch")
 
@@ -118,12 +117,12 @@ def a_restart_draws_what_the_interrupted_run_would_have_drawn(strategy):
         with StandIns(1) as gpu:
             gpu.seed(5)
             gpu.draw(rank, 0)
-            kept = states.kept(states.GENERATOR), states.gpu_random_states()
+            kept = random_states.kept(), random_states.of_gpus()
             masks.append([gpu.draw(rank, 0) for _ in range(2)])
         with StandIns(1) as gpu:  # another process, seeded otherwise
             gpu.seed(8)
-            states.put_back(kept[0], states.GENERATOR)
-            states.set_gpu_random_states(kept[1])
+            random_states.put_back(kept[0])
+            random_states.put_back_gpus(kept[1])
             assert masks[rank] == [gpu.draw(rank, 0) for _ in range(2)]
     assert len({tuple(one) for each in masks for one in each}) == 4
 
@@ -254,8 +253,7 @@ def rows_travel_ahead(strategy):
 
     def batches():
         for number in range(3):
-            row = torch.full((2,), number)
-            yield sharding.WorkerShard((row, None), 2, 4, 0, 2) if number else (row, None)
+            yield (torch.full((2,), number), None), 4
 
     streams = {
         "Stream": lambda device: Stream("side"),
@@ -267,7 +265,7 @@ def rows_travel_ahead(strategy):
         mock.patch.multiple(torch.Tensor, pin_memory=pin, to=copy, record_stream=record),
     ):
         for number, batch in enumerate(worker_data.ahead(batches(), torch.device("cuda", 0))):
-            assert (batch.rows if number else batch)[1] is None
+            assert (batch[0][1], batch[1]) == (None, 4)
             log.append(f"step {number}")
 
     def ahead(number):

@@ -9,6 +9,7 @@ from typing import Any, SupportsIndex
 import keras
 
 from kerasdist.api.options import CommunicationOptions
+from kerasdist.core.sharding import Sharding
 from kerasdist.core.user_warnings import warn_user
 from kerasdist.errors import DisagreementError, JobError, ReplicaError, ShapeError, UnsupportedError
 from kerasdist.job.comparison import NAMED
@@ -57,6 +58,23 @@ def started_too_early(job: Job, framework: str) -> JobError:
         "already. Make the strategy at the top of the script, before any model, tensor or random "
         "seed."
     )
+
+
+def count_hosts(sharding: Any, job: Job | None, replicas: int) -> int:
+    """Returns how many machines each hold all state; 1 if the devices of all machines divide it.
+
+    Refuses machines with one device each. All workers must call this function.
+    """
+    if job is None or not isinstance(sharding, Sharding) or sharding.within is None:
+        return 1
+    hosts = job.num_workers // job.workers_a_host()
+    if hosts == replicas > 1:
+        raise UnsupportedError(
+            "Expected several devices on each machine, to shard state within a machine. Received: "
+            f"within='host', with {replicas} devices on {hosts} machines. Leave out `within` of "
+            "kerasdist.Sharding."
+        )
+    return hosts
 
 
 def checked_axis(tensor: Any, axis: int) -> int:

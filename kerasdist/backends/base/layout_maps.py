@@ -11,12 +11,15 @@ from kerasdist.errors import DeviceError
 
 @final
 class MapReader:
-    """Looks up weights, and outputs of layers, in a LayoutMap by their paths; checks the map."""
+    """Looks up weights, and outputs of layers, in a LayoutMap by their paths; checks the map.
 
-    def __init__(self, layout_map: Any, sizes: Mapping[str, int]) -> None:
-        """Stores the map, and the sizes of its mesh's axes."""
-        self._map = layout_map
-        self._sizes = sizes
+    Attributes:
+        sizes: The size of each axis of the map's mesh.
+    """
+
+    def __init__(self, layout_map: Any) -> None:
+        self._map, mesh = layout_map, layout_map.device_mesh
+        self.sizes: dict[str | None, int] = dict(zip(mesh.axis_names, mesh.shape, strict=True))
         self._paths: set[str] = set()  # paths of all weights that were looked up
         # By the path of a layer's output: how many weights and keys `output_axes` knew, and its
         # result. If there are more weights or keys now, `output_axes` computes the result again.
@@ -67,21 +70,21 @@ class MapReader:
         layout, shape = self._map[weight.path], tuple(shape)
         if layout is None or tuple(weight.shape) != shape:
             return None
-        counts = [self._sizes.get(one, 1) for one in layout.axes]
+        counts = [self.sizes.get(one, 1) for one in layout.axes]
         if len(counts) != len(shape) or any(
             size % count for size, count in zip(shape, counts, strict=True)
         ):
             raise ValueError(
                 "Expected, for each axis of the variable, None or an axis of the mesh whose size "
                 f"divides it evenly. Received: layout={layout.axes} for the variable "
-                f"{weight.path!r} of shape {shape}, on a mesh of {dict(self._sizes)}. Change the "
+                f"{weight.path!r} of shape {shape}, on a mesh of {self.sizes}. Change the "
                 "LayoutMap."
             )
         axes = self._dividing(layout)
         return axes if any(axes) else None
 
     def _dividing(self, layout: Any) -> list[str | None]:
-        return [axis if self._sizes.get(axis, 1) > 1 else None for axis in layout.axes]
+        return [axis if self.sizes.get(axis, 1) > 1 else None for axis in layout.axes]
 
     def why(self, weight: Any, shape: Sequence[int]) -> str:
         """Returns the reason for the result of `axes`, in words for the table of shardings."""

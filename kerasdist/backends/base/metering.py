@@ -304,10 +304,6 @@ class _MeteredAdapter(WrappedAdapter):
         super().__init__(inner)
         self._meter = meter
 
-    def get_jax_iterator(self, super_batch: int | None = None) -> Iterator[Any]:
+    def begun(self, make: Callable[[], Iterator[Any]]) -> Iterator[Any]:
         """Returns the inner adapter's batches."""
-        return self._meter.timed(self.jax_batches(super_batch))
-
-    def get_torch_dataloader(self) -> Iterator[Any]:
-        """Returns the inner adapter's batches."""
-        return self._meter.timed(iter(self._inner.get_torch_dataloader()))
+        return self._meter.timed(make())

@@ -1,13 +1,15 @@
 """The states of this process's random generators that shuffle data and make seeds.
 
 The generators are those of Python, NumPy and Keras, and PyTorch's if the script imports PyTorch. On
-every backend a ``DataLoader`` shuffles data by PyTorch's generator.
+every backend a ``DataLoader`` shuffles data by PyTorch's generator, so PyTorch is found by its name
+among the imported modules.
 """
 
 from __future__ import annotations
 
 import random
 import secrets
+import sys
 from collections.abc import Mapping
 from functools import cache
 from typing import Any
@@ -16,7 +18,6 @@ import keras
 import numpy as np
 
 from kerasdist import keras_compat
-from kerasdist.backends import registry
 from kerasdist.core.user_warnings import warn_user
 from kerasdist.job.comparison import digest, named_workers
 from kerasdist.job.job import Job
@@ -28,11 +29,11 @@ def kept() -> dict[str, Any]:
     version, state, gauss = random.getstate()
     kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
     generator = keras_compat.global_seed_generator()
-    torch = registry.torch_states()
+    torch = _torch()
     return {
         "python": [version, list(state), gauss],
         "numpy": [kind, np.asarray(keys).tolist(), position, has_gauss, cached],
-        "torch": None if torch is None else torch.kept(torch.GENERATOR),
+        "torch": None if torch is None else text_of(torch.get_rng_state()),
         "keras": None if generator is None else ops.convert_to_numpy(generator.state).tolist(),
     }
 
@@ -43,9 +44,9 @@ def put_back(states: Mapping[str, Any]) -> None:
     random.setstate((version, tuple(state), gauss))
     kind, keys, *rest = states["numpy"]
     np.random.set_state((kind, np.array(keys, np.uint32), *rest))
-    torch = registry.torch_states()
+    torch = _torch()
     if torch is not None and states["torch"] is not None:
-        torch.put_back(states["torch"], torch.GENERATOR)
+        torch.set_rng_state(state_of(states["torch"]))
     if states["keras"] is not None:
         generator = keras_compat.global_seed_generator() or keras.random.SeedGenerator(0)
         generator.state.assign(np.array(states["keras"]))
@@ -53,16 +54,33 @@ def put_back(states: Mapping[str, Any]) -> None:
 
 
 def of_gpus() -> list[str]:
-    """Returns the states of the GPUs' generators, which only PyTorch has."""
-    torch = registry.torch_states()
-    return [] if torch is None else torch.gpu_random_states()
+    """Returns the states of the GPUs' generators, which only PyTorch has; [] before their use."""
+    torch = _torch()
+    if torch is None or not torch.cuda.is_initialized():
+        return []
+    return list(map(text_of, torch.cuda.get_rng_state_all()))
 
 
 def put_back_gpus(states: list[str]) -> None:
     """Sets the GPUs' generators to states that `of_gpus` has returned."""
-    torch = registry.torch_states()
-    if torch is not None:
-        torch.set_gpu_random_states(states)
+    torch = _torch()
+    if torch is not None and states:
+        torch.cuda.set_rng_state_all(list(map(state_of, states)))
+
+
+def _torch() -> Any:
+    """Returns PyTorch's module; None if the script has not imported it."""
+    return sys.modules.get("torch")
+
+
+def text_of(state: Any) -> str:
+    """Returns the state of a generator of PyTorch as text."""
+    return state.numpy().tobytes().hex()
+
+
+def state_of(text: str) -> Any:
+    """Returns the state of which `text_of` has returned the text."""
+    return _torch().frombuffer(bytearray.fromhex(text), dtype=_torch().uint8)
 
 
 def compared() -> dict[str, Any]:
@@ -76,9 +94,9 @@ def compared() -> dict[str, Any]:
 def seed(number: int) -> None:
     """Seeds all generators."""
     keras_compat.set_random_seed(number)
-    torch = registry.torch_states()
+    torch = _torch()
     if torch is not None:
-        torch.seed(number)
+        torch.manual_seed(number)
 
 
 def ensure_equal(job: Job, *, begins: bool = False) -> None:

@@ -20,6 +20,7 @@ import inspect
 import json
 import pathlib
 import random
+import sys
 import types
 import zlib
 from collections.abc import Container, Mapping, Sequence
@@ -33,7 +34,7 @@ import numpy as np
 from kerasdist import keras_compat
 from kerasdist.agreement.description import closure_of
 from kerasdist.agreement.results import checksum_of
-from kerasdist.backends import registry
+from kerasdist.backends.base import random_states
 from kerasdist.callbacks.chief_only import DelegatingCallback
 from kerasdist.keras_compat import ops
 
@@ -190,8 +191,7 @@ class Encoder:
     def _object(self, value: object, where: str, depth: int) -> Form:
         if isinstance(value, _CODE):
             return SKIPPED
-        torch = registry.torch_states()
-        state = None if torch is None else torch.kept(value)
+        state = _state_of_torch(value)
         is_tensor = ops.is_tensor(value) or isinstance(state, np.ndarray)
         if not is_tensor and not self._is_there(value, where):
             return SKIPPED
@@ -233,6 +233,16 @@ class Encoder:
             return SKIPPED
         kind = "scalar" if isinstance(value, np.generic) else "array"
         return {_TAG: kind, "value": array}
+
+
+def _state_of_torch(value: Any) -> str | np.ndarray | None:
+    """Returns the state of a generator, or a dense tensor, of PyTorch; None for other values."""
+    if keras_compat.is_any_of(value, "torch", "Generator"):
+        return random_states.text_of(value.get_state())
+    if not keras_compat.is_any_of(value, "torch", "Tensor") or value.is_meta:
+        return None
+    is_dense = value.layout is sys.modules["torch"].strided
+    return value.detach().cpu().numpy() if is_dense else None
 
 
 def digest(form: object) -> int:
@@ -346,10 +356,12 @@ def _restored(form: Form, kind: str, current: Any, named: dict[str, Any]) -> Any
         for variable, value in zip(_variables(current), form["values"], strict=True):
             variable.assign(_array(value))
     elif kind == "torch":
-        torch = registry.torch_states()
+        torch, state = sys.modules.get("torch"), decode(form["state"], None, named)
         if torch is None:
             raise ValueError("the backup has a value of PyTorch, which is not imported")
-        return torch.put_back(decode(form["state"], None, named), current)
+        if not isinstance(state, str):
+            return torch.from_numpy(np.array(state))
+        current.set_state(random_states.state_of(state))
     elif kind == "tensor":
         return ops.convert_to_tensor(_array(form["value"]))
     elif kind == "state_dict":

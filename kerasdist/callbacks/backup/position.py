@@ -30,7 +30,7 @@ from kerasdist.backends.base import random_states
 from kerasdist.callbacks.backup.encoding import Encoder, Remembering, decode
 from kerasdist.callbacks.backup.interval import Interval
 from kerasdist.input.autoshard import OwnSource, WorkerBatches
-from kerasdist.input.fit_adapter import WrappedAdapter
+from kerasdist.input.fit_adapter import Rounds, WrappedAdapter
 from kerasdist.input.sources import samplers_of
 
 Place = Mapping[str, Any]
@@ -269,7 +269,7 @@ class Position:
         The chief, which writes the backups, does not read these data and cannot save their place.
         """
         self._pass_epochs = source.pass_epochs
-        if source.pass_epochs is None:
+        if isinstance(source.dataset, Rounds):
             self._lost.append("the place in pipelines that a function makes for each worker")
         elif isinstance(source.dataset, keras_compat.PyDataset):
             self._lost.append("what a PyDataset remembers, since each worker reads a part of it")
@@ -458,9 +458,13 @@ class PositionedAdapter(WrappedAdapter):
         super().__init__(inner)
         self._position = position
 
-    def get_jax_iterator(self, super_batch: int | None = None) -> Iterator[object]:
+    def begun(self, make: Callable[[], Iterator[Any]]) -> Iterator[Any]:
         """Returns the inner adapter's batches, from the run's position on."""
-        yield from self._position.begun(lambda: self.jax_batches(super_batch))
+        return self._position.begun(make)
+
+    def get_jax_iterator(self, super_batch: int | None = None) -> Iterator[Any]:
+        """Returns the batches; the iteration begins when the first one is read."""
+        yield from super().get_jax_iterator(super_batch)
 
     def get_tf_dataset(self) -> Any:
         """Returns the inner adapter's batches, from the run's position on."""
@@ -469,10 +473,9 @@ class PositionedAdapter(WrappedAdapter):
 
     def get_torch_dataloader(self) -> Iterator[object]:
         """Returns the inner adapter's batches, from the run's position on."""
-        # `iter` may draw a random number. So it is called now and not with the first batch, as in
-        # Keras's own adapter.
-        begun = self._position.begun(lambda: iter(self._inner.get_torch_dataloader()))
-        return self._read(begun)
+        # To begin an iteration may draw a random number. So it begins now and not with the first
+        # batch, as in Keras's own adapter.
+        return self._read(super().get_torch_dataloader())
 
     def _read(self, iterator: Iterator[object]) -> Iterator[object]:
         """Yields batches to Keras's loop on PyTorch; None for a batch that the loop must skip."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, final
 import jax
 
 from kerasdist import keras_compat
+from kerasdist.backends.base.checks import count_hosts
 from kerasdist.backends.base.interface import ReplicaOptions, ReplicaSet
 from kerasdist.backends.base.runner import Runner, SoleRunner
 from kerasdist.backends.jax.fit.batches import PlacedAdapter
@@ -22,7 +23,7 @@ from kerasdist.backends.jax.mesh.layout import ByLayoutMap, Layout
 from kerasdist.backends.jax.mesh.placement import STEPS_AHEAD, CentralPlacement, Placement
 from kerasdist.backends.jax.mesh.worker_placement import WorkerPlacement, checksums_of
 from kerasdist.core.devices import Device
-from kerasdist.core.sharding import HeldShard, Sharding
+from kerasdist.core.sharding import HeldShard
 
 if TYPE_CHECKING:
     import keras
@@ -59,9 +60,7 @@ class JaxReplicaSet(ReplicaSet):
         self._kind = jax_devices[0].device_kind
 
     def _place(self, devices: Sequence[Any], options: ReplicaOptions, job: Job | None) -> Placement:
-        hosts = 1
-        if job is not None and isinstance(options.sharding, Sharding) and options.sharding.within:
-            hosts = job.num_workers // job.workers_a_host()
+        hosts = count_hosts(options.sharding, job, len(devices))
         if len(devices) == 1:  # in `kerasdist plan`, one CPU device stands for all devices
             options = replace(options, devices_per_replica=1, sharding=None)
         offload = options.offload is not None

@@ -40,14 +40,6 @@ def to_device(values: Sequence[Any], shardings: Sequence[NamedSharding]) -> list
     ]
 
 
-def to_host(values: Sequence[Any], shardings: Sequence[NamedSharding]) -> list[Any]:
-    """Returns a step's values; values whose sharding names host memory are copied there."""
-    return [
-        jax.device_put(value, how) if how.memory_kind == HOST else value
-        for value, how in zip(values, shardings, strict=True)
-    ]
-
-
 def constrained(value: Any, sharding: Sharding) -> Any:
     """Returns an array of a step with this sharding and memory kind; other values unchanged."""
     if not isinstance(value, jax.Array):

@@ -31,7 +31,6 @@ from kerasdist.core.ownership import VariableTable
 from kerasdist.core.partitions import Splits, check_partition, mesh_axes, prime_factors
 from kerasdist.core.sharding import Sharding, is_small
 from kerasdist.core.user_warnings import warn_user
-from kerasdist.errors import UnsupportedError
 
 AXIS = "replica"
 _IN_HOST = "replica_in_host"
@@ -226,15 +225,9 @@ class ByLayoutMap:
 
     gathers_weights = False
 
-    def __init__(self, layout_map: Any, sizes: Mapping[str, int], names: Mapping[str, str]) -> None:
-        """Stores the map.
-
-        Args:
-            layout_map: The map.
-            sizes: The size of each axis of the map's mesh.
-            names: For each axis of the map's mesh, its name in the strategy's mesh.
-        """
-        self._reader = MapReader(layout_map, sizes)
+    def __init__(self, layout_map: Any, names: Mapping[str, str]) -> None:
+        """Stores the map, and for each axis of the map's mesh its name in the strategy's mesh."""
+        self._reader = MapReader(layout_map)
         self._names: Mapping[str | None, str] = {**names}
 
     def require_useful(self, variables: Iterable[keras.Variable]) -> None:
@@ -351,8 +344,8 @@ class Layout:
         names = [f"logical_{axis}" for axis in range(len(self._factors))]
         self.rule: OverReplicas | ByLayoutMap | None = None
         if isinstance(sharding, Sharding):
-            divide = _check_hosts(self.replicas, hosts)
-            self.rule = OverReplicas(sharding, divide, AXIS if hosts == 1 else _IN_HOST)
+            over = AXIS if hosts == 1 else _IN_HOST
+            self.rule = OverReplicas(sharding, self.replicas // hosts, over)
         elif sharding is not None:
             devices, self._factors, names, self.rule = _mapped(devices, sharding, of_workers)
         grid = _grid(devices, (self.replicas, *self._factors), keep_order=of_workers)
@@ -473,17 +466,6 @@ def layout_of_step() -> Layout | None:
     return None if in_run else _thread.layout
 
 
-def _check_hosts(replicas: int, hosts: int) -> int:
-    """Returns how many replicas each machine has; refuses machines with one device each."""
-    if hosts == replicas > 1:
-        raise UnsupportedError(
-            "Expected several devices on each machine, to shard state within a machine. Received: "
-            f"within='host', with {replicas} devices on {hosts} machines. Leave out `within` of "
-            "kerasdist.Sharding."
-        )
-    return replicas // hosts
-
-
 def _mapped(
     devices: Sequence[Any], layout_map: Any, of_workers: bool
 ) -> tuple[list[Any], tuple[int, ...], list[str], ByLayoutMap]:
@@ -500,12 +482,10 @@ def _mapped(
     if not fits:
         raise other_devices(wanted, list(known))
     data, *others = mesh.axis_names
-    sizes = dict(zip(mesh.axis_names, mesh.shape, strict=True))
     # Axes get new names, because the user may have given an axis the name of the strategy's axis.
-    names = {data: AXIS, **{one: f"logical_{one}" for one in others}}
-    rule = ByLayoutMap(layout_map, sizes, names)
-    shape = tuple(sizes[one] for one in others)
-    return [known[name] for name in wanted], shape, [names[one] for one in others], rule
+    names = [f"logical_{one}" for one in others]
+    rule = ByLayoutMap(layout_map, dict(zip([data, *others], [AXIS, *names], strict=True)))
+    return [known[name] for name in wanted], tuple(mesh.shape[1:]), names, rule
 
 
 def _grid(devices: Sequence[Any], shape: tuple[int, ...], *, keep_order: bool = False) -> Any:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import itertools
 import operator
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 import jax
 import keras
@@ -16,11 +16,15 @@ import numpy as np
 from jax import numpy as jnp
 from jax.sharding import Sharding, SingleDeviceSharding
 
+from kerasdist.agreement import results
 from kerasdist.backends.jax.fit import donation
 from kerasdist.backends.jax.mesh.arrays import copied, in_device_memory, is_placed, local_copy
 from kerasdist.backends.jax.mesh.gathers import in_groups
 from kerasdist.backends.jax.mesh.host_memory import constrained
 from kerasdist.backends.jax.mesh.layout import Layout, in_step
+
+if TYPE_CHECKING:
+    from kerasdist.job.job import Job
 
 # A function that takes state and batch, and returns outputs and new state, all as pytrees.
 Step = Callable[[Any, Any], tuple[Any, Any]]
@@ -71,6 +75,7 @@ class Placement:
 
     Attributes:
         layout: The mesh, and the shardings of arrays on it.
+        job: The job whose workers have the other devices of the mesh; None if there are none.
         mesh: The JAX mesh of all devices.
         whole: The sharding of an array that every device holds.
         rows: The sharding of an array whose first axis is sharded over the replicas.
@@ -85,6 +90,7 @@ class Placement:
         begin_step: A function that is called before every user program.
     """
 
+    job: Job | None = None
     after_launch: Callable[..., None] = staticmethod(lambda *_: None)
     keeps_state = True
 
@@ -131,18 +137,6 @@ class Placement:
     def leave(self, arrays: list[jax.Array]) -> list[jax.Array]:
         """Returns the arrays that variables shall hold, for new values that a program returned."""
         return arrays
-
-    def together(self, work: str, fact: Callable[[], Any]) -> AbstractContextManager[bool]:
-        """Returns a context for work on a sharded variable between programs.
-
-        All workers must enter the context. The context yields whether the result of `fact` is equal
-        on all workers.
-        """
-        return contextlib.nullcontext(True)
-
-    def chiefs(self, work: str, fact: Mapping[str, object], value: Any) -> Any:
-        """Returns the chief's value, after a check that a fact is equal on all workers."""
-        return value
 
     def put(self, array: Any, sharding: Sharding) -> jax.Array:
         """Puts a full array on the mesh; an array that is already there is returned unchanged."""
@@ -241,14 +235,16 @@ class Placement:
         """Notes the shapes of an eager step's batch. Does nothing here; several workers need it."""
 
     def compare(self, program: Any, *arguments: object) -> str:
-        """Compares a new program for these arguments with the programs of the other workers.
-
-        Returns the program's digest, or an empty text if there is one worker.
-        """
-        return ""
+        """Returns a new program's digest, which must be equal on all workers; "" for one worker."""
+        if self.job is None:
+            return ""
+        # JAX caches the lowered program, so the launch does not lower the program again.
+        return results.require_equal_programs(self.job, program.lower(*arguments).as_text())
 
     def record(self, *what: object) -> None:
-        """Records that a program starts. Does nothing here, because there is one worker."""
+        """Records that a program starts, if the user has asked for a record of collectives."""
+        if self.job is not None and self.job.collectives is not None:
+            self.job.collectives.record("program", " ".join(map(str, what)))
 
     def returned(self, leaf: Any, *, keeps_rows: bool) -> Any:
         """Constrains the sharding of an output, inside a step."""

@@ -15,7 +15,7 @@ import ctypes
 import json
 import sys
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any, final
 
@@ -103,11 +103,13 @@ def _initialize(original: Callable[..., Any], variable: keras.Variable, initiali
         return
     shape, dtype = tuple(variable.shape), keras_compat.stored_dtype(variable)
     sharding = place.layout.of_variable(variable)
-    work = _work("initial value", variable)
-    made = {"new variable": f"{unnumbered(variable.path)} {shape} {dtype}"}
     kind, seed = _kind_of(initializer)
-    if seed is not None:
-        kind, seed = place.chiefs(work, made, (kind, seed))
+    if seed is not None and place.job is not None:
+        made = {"new variable": f"{unnumbered(variable.path)} {shape} {dtype}"}
+        work = _work("initial value", variable)
+        with place.job.translating_failures(work):
+            place.job.assert_equal(work, made)
+            kind, seed = place.job.broadcast_object(work, (kind, seed))
     if kind:
         program = _program_of(kind, shape, dtype, sharding)
         # Keras makes the same key from a seed.
@@ -121,7 +123,7 @@ def _initialize(original: Callable[..., Any], variable: keras.Variable, initiali
     with jax.default_device(place.host):
         value = keras_compat.ops.convert_to_tensor(initializer(shape, dtype=dtype), dtype)
     keras_compat.store_value(variable, value)
-    with place.together(work, lambda: None):
+    with _together(place, "initial value", variable):
         place.equalize([variable])
     keras_compat.store_value(variable, place.put(keras_compat.stored_value(variable), sharding))
 
@@ -194,15 +196,15 @@ def _store(original: Callable[..., Any], variable: keras.Variable, value: Any) -
     if is_placed(value, sharding) or tuple(value.shape) != tuple(variable.shape):
         return original(variable, value)  # Keras itself refuses a value of another shape
 
-    def checksum() -> Any:
+    def checksum() -> int:
         if isinstance(value, np.ndarray):
             return checksum_in_type(value, dtype)
-        return checksums_of([value])
+        return checksums_of([value])[0]
 
     # A variable that is not sharded, but only kept in host memory, is assigned without waiting for
     # the other workers.
     alone = contextlib.nullcontext(True) if sharding.is_fully_replicated else None
-    with alone or place.together(_work("assignment", variable), checksum) as is_same:
+    with alone or _together(place, "assignment", variable, checksum) as is_same:
         if not is_same:
             raise differing_assignment(variable)
         if not on_host:
@@ -267,8 +269,21 @@ def whole(variable: keras.Variable, value: object) -> Any:
     place = next((one for one in [*_placements] if one.layout.shard_mesh == mesh), None)
     if place is None:
         return value
-    with place.together(_work("read", variable), lambda: None):
+    with _together(place, "read", variable):
         return place.read(value)
+
+
+@contextlib.contextmanager
+def _together(
+    place: Placement, name: str, variable: keras.Variable, checksum: Callable[[], int] = lambda: 0
+) -> Generator[bool]:
+    """Waits until all workers begin this work; yields whether their checksums are equal."""
+    if place.job is None:
+        yield True
+        return
+    work = _work(name, variable)
+    with place.job.translating_failures(work):
+        yield place.job.all_have_one(work, checksum())
 
 
 def _work(name: str, variable: keras.Variable) -> str:
@@ -313,7 +328,7 @@ def _apply(
         in_step(None),  # without a layout, the optimizer's reads gather nothing
     ):
         new, own = original(optimizer, state, grads, values)
-    own = host_memory.to_host(own, kept)
+    own = list(map(constrained, own, kept))
     at_rest = layout.of_variables(weights)
     new = [
         constrained(constrained(value, part), rest)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, final
@@ -73,7 +72,7 @@ class WorkerPlacement(Placement):
             note_batch: A function that is called with the shapes of each batch.
         """
         super().__init__(layout, begin_step)
-        self._job = job
+        self.job = self._job = job
         self._note_shapes = note_batch
         firsts: dict[int, Any] = {}  # the first device of each worker, by rank
         for device in layout.mesh.devices.flat:
@@ -82,18 +81,6 @@ class WorkerPlacement(Placement):
         self._of_workers = NamedSharding(mesh, PartitionSpec("worker"))
         self._own_first = firsts[jax.process_index()]
         self.places_ahead = True
-
-    @contextmanager
-    def together(self, work: str, fact: Callable[[], Any]) -> Generator[bool]:
-        """Waits until all workers begin `work`; yields whether `fact()` is equal on all workers."""
-        with self._job.translating_failures(work):
-            yield self._job.all_have_one(work, fact())
-
-    def chiefs(self, work: str, fact: Mapping[str, object], value: Any) -> Any:
-        """Returns the chief's value. All workers must call this, with the same work and fact."""
-        with self._job.translating_failures(work):
-            self._job.assert_equal(work, fact)
-            return self._job.broadcast_object(work, value)
 
     def put(self, array: Any, sharding: Sharding) -> jax.Array:
         """Makes a global array from a full array; each worker contributes its devices' shards."""
@@ -118,11 +105,6 @@ class WorkerPlacement(Placement):
     def _resharded(self, array: jax.Array, sharding: Sharding) -> jax.Array:
         self.record("that shards again", array.dtype, array.shape)
         return _sharded_as(sharding)(array)
-
-    def record(self, *what: object) -> None:
-        """Records that a program starts, if the user has asked for a record of collectives."""
-        if self._job.collectives is not None:
-            self._job.collectives.record("program", " ".join(map(str, what)))
 
     def _collected(self, rows: _Rows) -> np.ndarray[Any, Any]:
         array = jax.block_until_ready(rows.array)  # `np.asarray` waits, too, but loses a Ctrl-C
@@ -231,11 +213,6 @@ class WorkerPlacement(Placement):
 
         outputs, new = super().launch(program, state, batches, seen)
         return jax.tree.map(result, outputs, is_leaf=lambda leaf: isinstance(leaf, _Rows)), new
-
-    def compare(self, program: Any, *arguments: object) -> str:
-        """Returns a program's digest; raises a DisagreementError if another worker's differs."""
-        # JAX caches the lowered program, so the launch does not lower the program again.
-        return results.require_equal_programs(self._job, program.lower(*arguments).as_text())
 
     def returned(self, leaf: Any, *, keeps_rows: bool) -> Any:
         """Constrains an output to be whole on each device, or sharded if Keras keeps its rows."""

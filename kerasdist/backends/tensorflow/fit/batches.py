@@ -12,7 +12,6 @@ import itertools
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -22,6 +21,7 @@ import tensorflow as tf
 from kerasdist.agreement.batches import BYTES, ELEMENTS, ROWS, names_of
 from kerasdist.api.replica_context import LocalBatch
 from kerasdist.errors import InputError
+from kerasdist.input.sharding import bounds_of_replica
 
 # Batches are divided on this device, and results for code outside of replicas are put there.
 HOST = "/device:CPU:0"
@@ -31,20 +31,6 @@ _DIVISION = "kerasdist_division_of_the_global_batch"
 # Finds the failed operation in the message of TensorFlow's error. Operations that only waited for
 # the failed operation have another form in the message: ``[[name/_30]]``.
 _FAILED_DIVISION = re.compile(rf"\{{\{{node [^}}]*{_DIVISION}[^}}]*\}}\}}")
-
-
-@dataclass(frozen=True)
-class LocalRows:
-    """One replica's rows of a global batch.
-
-    Attributes:
-        data: The replica's rows, in the structure of the batch. A replica without rows has one
-            stand-in row.
-        local_batch: The size and the weight of the local batch; a stand-in row does not count.
-    """
-
-    data: Any
-    local_batch: LocalBatch
 
 
 class Compared(NamedTuple):
@@ -61,7 +47,7 @@ class Compared(NamedTuple):
 
 
 class OwnRows(NamedTuple):
-    """The rows of a global batch that a process, or one of its devices, holds.
+    """The rows of a global batch that a process, or one of its replicas, holds.
 
     Attributes:
         rows: The rows, in the structure of the batch; a stand-in row if there are none.
@@ -74,6 +60,15 @@ class OwnRows(NamedTuple):
     size: Any
     total: Any
     compared: Any = ()
+
+    def local_batch(self) -> LocalBatch:
+        """Returns the size and the weight of a replica's rows; a stand-in row does not count."""
+        if isinstance(self.size, int) and self.size:
+            return LocalBatch(self.size, self.total, self.size / self.total)
+        # In a float64 model float32 would round off the last digits.
+        dtype = tf.float64 if keras.config.floatx() == "float64" else tf.float32
+        weight = tf.math.divide_no_nan(tf.cast(self.size, dtype), tf.cast(self.total, dtype))
+        return LocalBatch(self.size, self.total, weight)
 
 
 class PlacedBatch(NamedTuple):
@@ -150,8 +145,8 @@ def first_rows(batch: object, count: int) -> Any:
     return _cut(batch, [(0, count)], count)[0]
 
 
-def split(batch: OwnRows, replicas: int, *, stand_ins: bool) -> list[LocalRows]:
-    """Divides rows into one local batch per replica of this process; longer ones come first."""
+def split(batch: OwnRows, replicas: int, *, stand_ins: bool) -> list[OwnRows]:
+    """Divides rows among the replicas of this process; replicas with more rows come first."""
     size = batch.size
     held = size if isinstance(size, int) and size else _size_in_step(batch.rows)
     bounds = list(itertools.pairwise(_begins(size, replicas, range(replicas + 1))))
@@ -160,35 +155,22 @@ def split(batch: OwnRows, replicas: int, *, stand_ins: bool) -> list[LocalRows]:
         bounds = [_with_stand_in(*one, held) for one in bounds]
     rows = keras.tree.map_structure(none_for_optional, batch.rows)
     return [
-        _local_rows(own, count, batch.total)
+        batch._replace(rows=own, size=count)
         for own, count in zip(_cut(rows, bounds, held), sizes, strict=True)
     ]
 
 
-def rows_on_devices(
-    batch: PlacedBatch, replicas: int, own: range, devices: Sequence[str]
-) -> list[LocalRows]:
-    """Returns the local batches of a `PlacedBatch`, in the form in which `split` returns them."""
+def rows_on_devices(batch: PlacedBatch, replicas: int, own: range) -> list[OwnRows]:
+    """Returns the parts of a `PlacedBatch`, with their sizes as numbers if these are known."""
     total = int(batch.parts[0].total) if tf.executing_eagerly() else batch.total
-    local_rows = []
-    for replica, part, device in zip(own, batch.parts, devices, strict=True):
-        rows, size, of = part.rows, part.size, part.total
-        if is_known(total, replicas):
-            begin, end = _begins(total, replicas, (replica, replica + 1))
-            size, of = end - begin, total
-            rows = keras.tree.map_structure(partial(_of_known_size, rows=size), rows)
-        with tf.device(device):
-            local_rows.append(_local_rows(rows, size, of))
-    return local_rows
-
-
-def _local_rows(rows: Any, size: Any, total: Any) -> LocalRows:
-    if isinstance(size, int) and size:
-        return LocalRows(rows, LocalBatch(size, total, size / total))
-    # In a float64 model float32 would round off the last digits.
-    dtype = tf.float64 if keras.config.floatx() == "float64" else tf.float32
-    weight = tf.math.divide_no_nan(tf.cast(size, dtype), tf.cast(total, dtype))
-    return LocalRows(rows, LocalBatch(size, total, weight))
+    if not is_known(total, replicas):
+        return list(batch.parts)
+    known = []
+    for replica, part in zip(own, batch.parts, strict=True):
+        begin, end = bounds_of_replica(total, replicas, replica)
+        rows = keras.tree.map_structure(partial(_of_known_size, rows=end - begin), part.rows)
+        known.append(OwnRows(rows, end - begin, total))
+    return known
 
 
 def on_host(batch: Any) -> Any:
@@ -211,14 +193,13 @@ def on_host(batch: Any) -> Any:
         return OwnRows(rows, sum(sizes), int(first.total), first.compared)
 
 
-def counted_rows(value: Any, local_batch: LocalBatch) -> Any:
-    """Returns the rows of a replica's tensor, except a stand-in row."""
-    if isinstance(local_batch.weight, float):
+def counted_rows(value: Any, size: Any) -> Any:
+    """Returns the rows of a replica's tensor, except a stand-in row; `size` counts the rows."""
+    if isinstance(size, int) and size:
         return value
     if isinstance(value, tf.SparseTensor):
-        end = tf.where(local_batch.size > 0, value.dense_shape[0], 0)
-        return _sparse_rows(value, 0, end)
-    return value[: tf.where(local_batch.size > 0, _row_count(value), 0)]
+        return _sparse_rows(value, 0, tf.where(size > 0, value.dense_shape[0], 0))
+    return value[: tf.where(size > 0, _row_count(value), 0)]
 
 
 def none_for_optional(leaf: object) -> Any:

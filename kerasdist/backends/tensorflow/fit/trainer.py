@@ -168,7 +168,7 @@ class TensorFlowTrainer(_InPasses):
     def find_rows(self, batch: Any, examples: int) -> None:
         """Finds how many rows a replica has memory for. All workers must call this method."""
         first = self._group.split(batch)[0]
-        self._find_rows(first.data, int(first.local_batch.size), examples)
+        self._find_rows(first.rows, int(first.size), examples)
 
     def make_test_function(self, original: Original, force: bool = False) -> Any:
         """Makes the function that `evaluate` calls for each step."""
@@ -281,14 +281,14 @@ class TensorFlowTrainer(_InPasses):
         group = self._group
         step = uncompiled(self.model.predict_step)
         done = self.replicas.run(self.strategy, step, batch, kept=self._kept_in_predict)
-        local_batches = [local_batch for local_batch, _ in done]
+        sizes = [local_batch.size for local_batch, _ in done]
 
         def together(*parts: Any) -> Any:
             if parts[0] is None:
                 return None
             if parts[0].shape.rank != 0:
-                return group.concatenation(list(map(counted_rows, parts, local_batches)), 0)[0]
-            return group.mean_over_rows(parts, [one.weight for one in local_batches])
+                return group.concatenation(list(map(counted_rows, parts, sizes)), 0)[0]
+            return group.mean_over_rows(parts, [local_batch.weight for local_batch, _ in done])
 
         return keras.tree.map_structure(together, *(outputs for _, outputs in done))
 

@@ -67,7 +67,7 @@ class TensorFlowTrial(Trial):
             batch = batch.rows
         if not isinstance(batch, OwnRows) or job is None:
             return super().gathered(replicas, batch, spares=spares)
-        own = [int(local.local_batch.size) for local in group.split(batch)], _form(batch.rows)
+        own = [int(local.size) for local in group.split(batch)], _form(batch.rows)
         everyone = job.all_gather_object("rows of the first batch", own)
         sizes = tuple(size for theirs, _ in everyone for size in theirs)
         forms = [form for _, form in everyone]
@@ -89,13 +89,13 @@ class TensorFlowTrial(Trial):
             if parts[0] is None or parts[0].shape.rank == 0:
                 return parts[0]
             counted = [
-                counted_rows(part, local.local_batch)
+                counted_rows(part, local.size)
                 for part, local in zip(parts, local_rows, strict=True)
             ]
             return group.concatenation(counted, 0)[0]
 
         with replicas.placement(), tf.device(HOST):
-            rows = keras.tree.map_structure(whole, *(local.data for local in local_rows))
+            rows = keras.tree.map_structure(whole, *(local.rows for local in local_rows))
         return TriedBatch(batch, rows, sizes)
 
     @contextmanager

@@ -209,7 +209,7 @@ class TensorFlowCollectives(Collectives):
         In `fit` a replica without rows adds no rows along axis 0.
         """
         if self._local_batch is not None and axis == 0 and not isinstance(tensor, tf.IndexedSlices):
-            tensor = counted_rows(tensor, self._local_batch)
+            tensor = counted_rows(tensor, self._local_batch.size)
         return self._gathered(tensor, axis)
 
     def all_stack(self, tensor: Any) -> Any:

@@ -32,6 +32,7 @@ from kerasdist.backends.tensorflow.replica.all_reduce import AllReduce
 from kerasdist.backends.tensorflow.replica.runner import TensorFlowRunner, in_replicas
 from kerasdist.backends.tensorflow.workers.datasets import TensorFlowAdapter
 from kerasdist.backends.tensorflow.workers.group import Group, WorkerGroup
+from kerasdist.core.context import current
 from kerasdist.core.devices import Device
 from kerasdist.core.user_warnings import warn_user
 
@@ -145,12 +146,13 @@ class TensorFlowReplicaSet(ReplicaSet):
         """
         local_rows = self.group.split(batch)
 
-        def on_local_rows(index: int) -> Any:
-            data = local_rows[index].data
+        def on_local_rows(index: int) -> tuple[LocalBatch, Any]:
+            data = local_rows[index].rows
+            local_batch = current.replica.local_batch  # type: ignore[union-attr]
             with _after(data):
-                return function(data)
+                return local_batch, function(data)
 
-        results = in_replicas(
+        return in_replicas(
             strategy,
             self.group,
             on_local_rows,
@@ -158,7 +160,6 @@ class TensorFlowReplicaSet(ReplicaSet):
             kept=kept,
             waits=updates_wait,
         )
-        return [(own.local_batch, one) for own, one in zip(local_rows, results, strict=True)]
 
 
 def mirrored_replicas(devices: Sequence[Device], options: ReplicaOptions) -> TensorFlowReplicaSet:

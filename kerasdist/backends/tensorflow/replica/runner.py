@@ -18,7 +18,7 @@ from kerasdist.backends.base.interface import ReplicaSet
 from kerasdist.backends.base.kept_state import KeptState
 from kerasdist.backends.base.runner import Runner
 from kerasdist.backends.tensorflow.fit import gradients as gradient_sums
-from kerasdist.backends.tensorflow.fit.batches import HOST, LocalRows
+from kerasdist.backends.tensorflow.fit.batches import HOST, OwnRows
 from kerasdist.backends.tensorflow.private.compiled import (
     compiled_likewise,
     compiles_with_xla,
@@ -68,7 +68,7 @@ def in_replicas(
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     *,
-    local_rows: Sequence[LocalRows] | None = None,
+    local_rows: Sequence[OwnRows] | None = None,
     kept: KeptState | None = None,
     waits: bool = False,
 ) -> list[Any]:
@@ -94,8 +94,8 @@ def in_replicas(
         keras_compat.paste_thread_state(thread_state)
         index = replica - first
         local = None if local_rows is None else local_rows[index]
-        local_batch, replicas = local and local.local_batch, native_strategy.num_replicas_in_sync
-        lookups = local and Lookups(local.data, local.local_batch.total, replicas)
+        local_batch, replicas = local and local.local_batch(), native_strategy.num_replicas_in_sync
+        lookups = local and Lookups(local.rows, local.total, replicas)
         collectives = TensorFlowCollectives(
             group, replica, local_batch, lookups, kept=kept, waits=waits
         )

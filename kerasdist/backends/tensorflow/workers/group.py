@@ -18,11 +18,9 @@ from kerasdist.backends.base.collectives import DEFAULT_COMMUNICATION
 from kerasdist.backends.tensorflow.fit import gradients
 from kerasdist.backends.tensorflow.fit.batches import (
     HOST,
-    LocalRows,
     OwnRows,
     PlacedBatch,
     compared_in,
-    compared_of,
     known_size,
     own_rows,
     rows_on_devices,
@@ -149,16 +147,10 @@ class Group:
         iterate: Callable[[], Any] = partial(iter, dataset)
         if begin is None and not self.shares_memory and can_prefetch(spec):
             total = known_size(spec) if is_whole else None
-            parts = in_local_batches(dataset, self._parts_of)
+            parts = in_local_batches(dataset, self._cut)
             devices = self.native_strategy.extended.worker_devices
             iterate = PlacedBatches(parts, devices, total or 0).__iter__
         return GlobalBatchDataset(iterate, spec if is_whole else spec.rows, begin)
-
-    def _parts_of(self, batch: object) -> list[OwnRows]:
-        return [
-            OwnRows(one.data, one.local_batch.size, one.local_batch.total, compared_of(batch) or ())
-            for one in self._cut(batch)
-        ]
 
     def distributed(
         self, dataset: tf.data.Dataset, options: tf.distribute.InputOptions | None
@@ -166,19 +158,18 @@ class Group:
         """Returns a dataset that yields a distributed value for each global batch."""
         return self.native_strategy.experimental_distribute_dataset(dataset, options)
 
-    def split(self, batch: Any) -> list[LocalRows]:
+    def split(self, batch: Any) -> list[OwnRows]:
         """Divides a batch for a step of `fit`, `evaluate` or `predict`.
 
-        Returns a local batch for each replica of this process, each with at least one row.
+        Returns the rows of each replica of this process, at least one row for each.
         """
         if isinstance(batch, PlacedBatch):
-            devices = self.native_strategy.extended.worker_devices
-            return rows_on_devices(batch, self._replicas, self.local, devices)
+            return rows_on_devices(batch, self._replicas, self.local)
         # Without a device, the whole batch would go to the first GPU and from there to the others.
         with tf.device(HOST):
             return self._cut(batch)
 
-    def _cut(self, batch: Any) -> list[LocalRows]:
+    def _cut(self, batch: Any) -> list[OwnRows]:
         own = batch if isinstance(batch, OwnRows) else self.own_rows(batch)
         return split(own, len(self.local), stand_ins=True)
 
@@ -464,8 +455,7 @@ def _spec_of(leaf: Any) -> Any:
 
 def rows_of_replicas(batch: object, replicas: int, own: range) -> list[Any]:
     """Returns the rows of each of the given replicas, without stand-in rows."""
-    local_rows = split(own_rows(batch, replicas, own), len(own), stand_ins=False)
-    return [local.data for local in local_rows]
+    return [one.rows for one in split(own_rows(batch, replicas, own), len(own), stand_ins=False)]
 
 
 def _are_slices(parts: Parts) -> bool:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from typing import Any, final
 
 import keras
-import numpy as np
 import torch
 
 from kerasdist import keras_compat
@@ -18,9 +16,9 @@ from kerasdist.backends.torch import private
 from kerasdist.backends.torch.fit.steps import Steps, buffers_of, layers_with_buffers, of_all
 from kerasdist.backends.torch.replica.placing import default_generators, move
 from kerasdist.backends.torch.state import shards
-from kerasdist.core.structures import map_leaves
 from kerasdist.input import sharding
 from kerasdist.input.sharding import WorkerShard
+from kerasdist.input.sources import copied
 
 
 class TorchTrial(Trial):
@@ -40,9 +38,8 @@ class TorchTrial(Trial):
             return super().gathered(replicas, of_all(group, batch.rows, purpose), spares=spares)
         if spares:
             sizes = sharding.trial_sizes(batch.sizes)
-            size = sizes[batch.rank]
-            rows = cls.first_rows(batch.rows, size)
-            batch = replace(batch, rows=rows, size=size, total=sum(sizes), given=sizes)
+            rows = cls.first_rows(batch.rows, sizes[batch.rank])
+            batch = WorkerShard.of_sizes(rows, sizes, batch.rank)
         return TriedBatch(batch, of_all(group, batch.rows, purpose), batch.sizes)
 
     @contextmanager
@@ -91,7 +88,7 @@ class TorchTrial(Trial):
     def _step(self, batch: Any) -> Any:
         with private.intercept(_Drawing(self.draws, self.seed).run):
             # The batch is copied, because Keras multiplies sample weights by masks in place.
-            return self._model.train_step(map_leaves(_copied, batch))
+            return self._model.train_step(copied(batch))
 
     @staticmethod
     def as_array(value: Any) -> Any:
@@ -124,12 +121,6 @@ class TorchMemoryTrial(MemoryTrial, TorchTrial):
         for value in keras_compat.stored_values(variables):
             if value is not None and value.requires_grad:
                 value.grad = torch.zeros_like(value)
-
-
-def _copied(leaf: Any) -> Any:
-    if isinstance(leaf, torch.Tensor):
-        return _clone(leaf)
-    return leaf.copy() if isinstance(leaf, np.ndarray) else leaf
 
 
 def _clone(value: torch.Tensor) -> torch.Tensor:

@@ -84,16 +84,15 @@ class LayoutRules(ShardRules):
         named = [str(name).replace("cuda:", "gpu:") for name in np.ravel(mesh.devices)]
         if named != there:
             raise other_devices(named, there)
-        sizes = dict(zip(mesh.axis_names, mesh.shape, strict=True))
-        if len(sizes) != 2:
+        self._reader = MapReader(layout_map)
+        if len(mesh.shape) != 2:
             raise UnsupportedError(
                 "Expected a mesh of two axes for a LayoutMap on PyTorch: one that divides the "
-                f"batch, and one for variables. Received: a mesh of {sizes}. Set "
+                f"batch, and one for variables. Received: a mesh of {self._reader.sizes}. Set "
                 "KERAS_BACKEND=jax for such a mesh."
             )
         super().__init__(workers, job)
         self._axes = list(mesh.axis_names)
-        self._reader = MapReader(layout_map, sizes)
         self.row, self.column = workers.in_grid(mesh.shape[1])
         self._owners: VariableTable[Any] = VariableTable()
         self.weights = LayoutWeights(self.row, self._reader, self._axes[1])

@@ -20,6 +20,7 @@ import torch
 
 from kerasdist import keras_compat
 from kerasdist.agreement.results import unnumbered
+from kerasdist.backends.base.checks import count_hosts
 from kerasdist.backends.torch.state import host_memory, shards
 from kerasdist.backends.torch.state.gathered import GatheredWeights, ShardedWeights
 from kerasdist.backends.torch.state.shards import Shard
@@ -345,9 +346,8 @@ class RulesBySize(ShardRules):
     def __init__(self, sharding: Sharding, workers: ProcessGroup, job: Job) -> None:
         """Stores the user's `Sharding`."""
         super().__init__(workers, job)
-        self.group = workers
-        if sharding.within is not None:
-            self.group = workers.within_host(job.workers_a_host())
+        hosts = count_hosts(sharding, job, workers.size)
+        self.group = workers if hosts == 1 else workers.within_host(workers.size // hosts)
         self.shards_weights = sharding.divides_weights
         self.weights = GatheredWeights(in_layers=self.shards_weights)
         self._sharding = sharding

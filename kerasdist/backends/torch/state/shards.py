@@ -385,11 +385,7 @@ def _store(original: Callable[..., Any], variable: keras.Variable, value: Any) -
     if not isinstance(value, np.ndarray):
         value = keras_compat.ops.convert_to_tensor(value, dtype=dtype)
     if tuple(value.shape) != tuple(variable.shape):
-        raise ValueError(
-            "Expected a value of the variable's shape. Received: "
-            f"variable={variable.path!r} of shape {tuple(variable.shape)}, value of shape "
-            f"{tuple(value.shape)}. Assign a value of that shape."
-        )
+        return original(variable, value)  # Keras itself refuses a value of another shape
     if isinstance(value, np.ndarray):  # usually from a file, so it is not copied as a whole
         checksum = checksum_in_type(value, dtype)
     else:

@@ -27,7 +27,7 @@ from kerasdist import keras_compat
 from kerasdist.api.options import CommunicationOptions
 from kerasdist.backends.base import metering
 from kerasdist.backends.base.checks import check_communication, check_shapes
-from kerasdist.errors import JobError, ReplicaError, UnsupportedError
+from kerasdist.errors import JobError, ReplicaError
 from kerasdist.job import listening
 
 if TYPE_CHECKING:
@@ -307,14 +307,6 @@ class ProcessGroup(Group):
         Each machine has `workers` workers. After a reduce-scatter in this group, its result is
         summed over the machines.
         """
-        if workers == self.size:
-            return self
-        if workers == 1:
-            raise UnsupportedError(
-                "Expected several workers on each machine, to shard state within a machine. "
-                f"Received: within='host', with {self.size} workers, each on a machine of its own. "
-                "Leave out `within` of kerasdist.Sharding."
-            )
         inside, inside.between = self.in_grid(workers)
         return inside
 

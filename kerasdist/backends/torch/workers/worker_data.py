@@ -6,8 +6,8 @@ Rows are copied to a GPU one batch ahead, from page-locked memory
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator
+from itertools import starmap
 from typing import Any, final
 
 import keras
@@ -17,30 +17,41 @@ from kerasdist import keras_compat
 from kerasdist.agreement.batches import FirstBatches
 from kerasdist.backends.torch.replica.placing import move
 from kerasdist.core.structures import flatten, map_leaves
+from kerasdist.input.distributed import read_ahead
 from kerasdist.input.fit_adapter import WrappedAdapter
-from kerasdist.input.sharding import OwnNumbers, WorkerShard
+from kerasdist.input.sharding import WorkerShard, bounds_of_replica
 
 
 @final
 class OwnRowsAdapter(WrappedAdapter):
-    """Yields this worker's rows of each batch, or all rows of a batch that is not divided."""
+    """Yields this worker's rows of each batch, as a `WorkerShard`.
+
+    A batch with fewer rows than workers is not divided: each worker gets all its rows.
+    """
 
     def __init__(self, inner: Any, workers: int, rank: int, device: torch.device) -> None:
         super().__init__(inner)
-        self._own = OwnNumbers(workers, rank)
+        self._workers, self._rank = workers, rank
         self._device = device
 
-    def get_torch_dataloader(self) -> Any:
-        """Returns this object, over which Keras iterates once per epoch."""
-        return self
+    def get_torch_dataloader(self) -> Iterator[Any]:
+        """Returns the rows, of which no others are read."""
+        found = keras_compat.torch_rows(self._inner, self._own_numbers)
+        if self._device.type == "cuda":
+            found = ahead(_on_host(found), self._device)
+        return starmap(self._as_shard, found)
 
-    def __iter__(self) -> Iterator[Any]:
-        own = self._own
-        found = keras_compat.torch_rows(self._inner, own)
-        batches = (own.batch(rows, total) for rows, total in found)
-        if self._device.type != "cuda":
-            return batches
-        return ahead(_on_host(batches), self._device)
+    def _own_numbers(self, numbers: Any) -> Any:
+        if len(numbers) < self._workers:
+            return numbers
+        begin, end = bounds_of_replica(len(numbers), self._workers, self._rank)
+        return numbers[begin:end]
+
+    def _as_shard(self, rows: Any, total: int) -> Any:
+        if total < self._workers:
+            return rows
+        begin, end = bounds_of_replica(total, self._workers, self._rank)
+        return WorkerShard(rows, end - begin, total, self._rank, self._workers)
 
 
 def _on_host(batches: Iterator[Any]) -> Iterator[Any]:
@@ -60,42 +71,28 @@ class WholeBatchesAdapter(WrappedAdapter):
         super().__init__(inner)
         self._first_batches = first_batches
 
-    def get_torch_dataloader(self) -> Any:
-        """Returns this object, over which Keras iterates once per epoch."""
-        return self
-
-    def __iter__(self) -> Iterator[Any]:
-        return self._first_batches.recorded(iter(self._inner.get_torch_dataloader()))
+    def begun(self, make: Callable[[], Iterator[Any]]) -> Iterator[Any]:
+        """Returns the batches of the source, which it records."""
+        return self._first_batches.recorded(make())
 
 
 def ahead(batches: Iterable[Any], device: torch.device) -> Iterator[Any]:
-    """Copies the host's batches to a GPU, one batch ahead, and yields them."""
+    """Copies the tensors in the host's batches to a GPU, one batch ahead; yields the batches."""
     stream = torch.cuda.Stream(device)
-    waiting: tuple[Any, torch.Event] | None = None
-    for batch in batches:
+
+    def copied(batch: object) -> tuple[Any, torch.Event]:
         with torch.cuda.stream(stream):
-            copied = _with_rows(batch, map_leaves(lambda leaf: move(device, leaf), _rows(batch)))
-            following = copied, stream.record_event()
-        if waiting is not None:
-            yield _arrived(*waiting, device)
-        waiting = following
-    if waiting is not None:
-        yield _arrived(*waiting, device)
+            return map_leaves(lambda leaf: move(device, leaf), batch), stream.record_event()
 
-
-def _rows(batch: object) -> Any:
-    return batch.rows if isinstance(batch, WorkerShard) else batch
-
-
-def _with_rows(batch: object, rows: object) -> Any:
-    return replace(batch, rows=rows) if isinstance(batch, WorkerShard) else rows
+    for batch, event in read_ahead(map(copied, batches), 1):
+        yield _arrived(batch, event, device)
 
 
 def _arrived(batch: object, event: torch.Event, device: torch.device) -> Any:
     """Makes the GPU's next operations wait for the copy of a batch; returns the batch."""
     current = torch.cuda.current_stream(device)
     current.wait_event(event)
-    for leaf in flatten(_rows(batch)):
+    for leaf in flatten(batch):
         if isinstance(leaf, torch.Tensor):
             leaf.record_stream(current)  # so that torch frees it after its use in this stream
     return batch
