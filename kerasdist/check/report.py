@@ -12,12 +12,11 @@ import keras
 
 from kerasdist import keras_compat
 from kerasdist.backends.base.metering import rows_of
-from kerasdist.backends.base.model_trainer import require_trainer, trainer_of
+from kerasdist.backends.base.model_trainer import defined_by_user, require_trainer, trainer_of
 from kerasdist.check.comparison import Comparison, compare
 from kerasdist.check.differences import Difference, worst
 from kerasdist.errors import ScopeError
 from kerasdist.training import worker_agreement
-from kerasdist.training.trainer import defined_by_user
 
 # How many functions a report names at most.
 _PLACES = 6

@@ -12,19 +12,16 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import keras
 
 from kerasdist import keras_compat
-from kerasdist.backends.base.model_trainer import TrainerLike, trainer_of
+from kerasdist.backends.base.model_trainer import TrainerLike
 from kerasdist.core.context import current, whole_step
 from kerasdist.errors import UnsupportedError
 from kerasdist.training import passes, saving, worker_agreement
 from kerasdist.training.metrics import summed
-
-if TYPE_CHECKING:
-    from kerasdist.api.strategy import Strategy
 
 Original = Callable[..., Any]
 
@@ -41,7 +38,7 @@ STEPS = {
 }
 
 
-class ReplicatedTrainer:
+class ReplicatedTrainer(TrainerLike):
     """Runs the steps of one Keras model on the replicas of its strategy.
 
     This class is abstract, and every backend has a subclass. A method listed in `HOOKED` replaces
@@ -49,14 +46,6 @@ class ReplicatedTrainer:
     argument, and then the arguments of the call.
 
     Attributes:
-        model: The Keras model.
-        strategy: The strategy under which the model was made.
-        replicas: The strategy's replica set.
-        given_metrics: The metrics and weighted metrics that ``compile`` got, flattened. An output
-            without metrics has the entry None.
-        made: The keys of `STEPS` whose functions the trainer has made.
-        most_rows: The most rows of a replica in one pass, found by trial steps; None for all rows.
-        most_examples: The largest batch, in examples, for which `most_rows` is known.
         runs_builtin_steps: Whether no user-defined code changes what a step reports. The value is
             known when the function of a step has been made.
         sums_metrics: Whether steps already sum the metrics over processes, so that Keras must not
@@ -78,16 +67,6 @@ class ReplicatedTrainer:
 
     runs_builtin_steps = False
     sums_metrics = False
-    most_rows: int | None = None
-    most_examples = 0
-
-    def __init__(self, model: Any, strategy: Strategy, replicas: Any) -> None:
-        """Only stores the arguments, because the model's own ``__init__`` runs later."""
-        self.model = model
-        self.strategy = strategy
-        self.replicas: Any = replicas
-        self.given_metrics: list[object] = []
-        self.made: set[str] = set()
 
     @staticmethod
     def prepare_other(model: keras.Model, replicas: Any) -> None:
@@ -118,11 +97,6 @@ class ReplicatedTrainer:
         symbolic = keras.tree.map_structure(_symbol, x)
         with self.building():
             self.model(symbolic)
-
-    def prepare_step(self, batch: Any) -> None:
-        """Builds the model, metrics and optimizer for a batch, and makes the train function."""
-        keras_compat.build_symbolically(self.model, batch)
-        self.model.make_train_function()
 
     def build_symbolically(self, original: Original, *args: object, **kwargs: object) -> None:
         """Builds unbuilt layers by the shapes of a batch, inside the strategy's scope."""
@@ -180,23 +154,9 @@ class ReplicatedTrainer:
         with summed(replica, self.model.metrics):
             return original()
 
-    def keep_rows(self, rows: int | None, examples: int) -> None:
-        """Sets `most_rows`, which was found for batches of `examples` examples.
-
-        Models inside of this model get the same number, because its step may call them directly.
-        """
-        for layer in [self.model, *keras_compat.flat_layers(self.model)]:
-            trainer = trainer_of(layer)
-            if trainer is not None:
-                trainer.most_rows, trainer.most_examples = rows, examples
-
     def require_passes(self) -> None:
         """Refuses a model that cannot be called in passes, if this is known before a step runs."""
         passes.require_rows_alone(self.model)
-
-    def has_builtin(self, step: str) -> bool:
-        """Returns whether Keras defines a step of this model, and not the user."""
-        return keras_compat.is_builtin(defined_by_user(self.model, step))
 
     def note_overrides(self) -> bool:
         """Sets and returns `runs_builtin_steps`."""
@@ -208,24 +168,6 @@ def _symbol(leaf: Any) -> Any:
     if leaf is None:  # this optional input was not given
         return None
     return keras.KerasTensor(leaf.shape, keras.backend.standardize_dtype(leaf.dtype))
-
-
-def defined_by_user(instance: object, name: str) -> Any:
-    """Returns an object's attribute as the user or Keras defines it, None if neither does.
-
-    An attribute that is set on the object itself precedes one of its class.
-    """
-    own = getattr(instance, "__dict__", {}).get(name)
-    return defined_by_class(type(instance), name) if own is None else own
-
-
-def defined_by_class(kind: type, name: str) -> Any:
-    """Returns an attribute of a class that kerasdist does not define, None if there is none."""
-    for parent in kind.__mro__:
-        found = vars(parent).get(name)
-        if found is not None and not parent.__module__.startswith("kerasdist."):
-            return found
-    return None
 
 
 def watch_functions(trainer: TrainerLike, given: dict[str, Any]) -> None:
