@@ -7,6 +7,7 @@ replicas, every hook computes what plain Keras computes, and may also warn or ra
 from __future__ import annotations
 
 import inspect
+import operator
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from functools import cache, partial
@@ -62,6 +63,7 @@ def install() -> None:
         variable_created=_variable_created,
         compile=_compile,
         save=saving.save,
+        export=saving.save,
         refuse_save=saving.refuse_save,
         fit=_fit,
         evaluate=_evaluate,
@@ -70,8 +72,8 @@ def install() -> None:
         scale_by_optimizer=_scale_by_optimizer,
         call_loss=numerics.call_loss,
         reduce_loss=numerics.reduce_loss,
-        scale_loss=_scale_loss,
-        unscale_loss=_unscale_loss,
+        scale_loss=partial(_scale_loss, operator.truediv),
+        unscale_loss=partial(_scale_loss, operator.mul),
         batch_norm_created=batch_norm.layer_created,
         batch_norm_called=batch_norm.called,
         batch_moments=batch_norm.moments,
@@ -324,18 +326,14 @@ def _scale_by_optimizer(original: Original, optimizer: keras.Optimizer, loss: ob
     return replica.collectives.differentiated_loss(loss, is_weighted=is_weighted)
 
 
-def _scale_loss(original: Original, value: Any) -> Any:
-    """Divides a mean loss by the number of replicas, which Keras itself does only on TensorFlow."""
+def _scale_loss(scale: Callable[[Any, int], Any], original: Original, value: Any) -> Any:
+    """Divides a mean loss by the number of replicas, or undoes that, as `scale` does.
+
+    Keras itself does this only on TensorFlow.
+    """
     replica = current.replica
     if replica is None or replica.num_replicas_in_sync == 1:
         return original(value)
     # In `fit` the replicas' weights take the place of this division: they multiply the gradients,
     # or the loss if there is a LossScaleOptimizer.
-    return value / replica.num_replicas_in_sync if replica.local_batch is None else value
-
-
-def _unscale_loss(original: Original, value: Any) -> Any:
-    replica = current.replica
-    if replica is None or replica.num_replicas_in_sync == 1:
-        return original(value)
-    return value * replica.num_replicas_in_sync if replica.local_batch is None else value
+    return scale(value, replica.num_replicas_in_sync) if replica.local_batch is None else value

@@ -20,7 +20,7 @@ from kerasdist import keras_compat
 from kerasdist.backends.base.model_trainer import TrainerLike
 from kerasdist.core.context import current, whole_step
 from kerasdist.errors import UnsupportedError
-from kerasdist.training import passes, saving, worker_agreement
+from kerasdist.training import passes, worker_agreement
 from kerasdist.training.metrics import summed
 
 Original = Callable[..., Any]
@@ -61,7 +61,6 @@ class ReplicatedTrainer(TrainerLike):
         "predict_on_batch",
         "get_metrics_result",
         "compute_loss",
-        "export",
         "build_symbolically",
     )
 
@@ -81,14 +80,6 @@ class ReplicatedTrainer(TrainerLike):
         working = worker_agreement.working("predict_on_batch", replicas, self.model)
         with replicas.placement(), working:
             return original(*args, **kwargs)
-
-    def export(self, original: Original, filepath: Any, *args: object, **kwargs: object) -> None:
-        """Exports the model by Keras's own method; in a job only the chief writes."""
-
-        def export(_: object, *given: object, **options: object) -> Any:
-            return original(*given, **options)
-
-        saving.save(export, self.model, filepath, *args, **kwargs)
 
     def ensure_built(self, x: Any) -> None:
         """Makes the variables of a model that was never called, before replicas run it."""
