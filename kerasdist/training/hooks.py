@@ -58,7 +58,7 @@ def install() -> None:
     keras_compat.leave_accelerators()
     keras_compat.install(
         model_created=_model_created,
-        **{name: _by_trainer(name) for name in ReplicatedTrainer.HOOKED},
+        **{name: _by_trainer(name) for name in (*STEPS, *ReplicatedTrainer.HOOKED)},
         metric_created=metrics.metric_created,
         variable_created=_variable_created,
         compile=_compile,
@@ -94,15 +94,14 @@ def _install_trainer(trainer_class: type[ReplicatedTrainer]) -> None:
 
 def _by_trainer(name: str) -> keras_compat.Method:
     """Returns a hook that calls the trainer's method in place of the model's method."""
-    makes_function = name in STEPS
 
     def make(original: Original) -> Original:
         def method(model: Any, *args: object, **kwargs: object) -> Any:
             trainer = vars(model).get(TRAINER)
             if trainer is None:
                 return original(model, *args, **kwargs)
-            if makes_function:
-                trainer.made.add(name)
+            if name in STEPS:
+                return trainer.make_function(name, partial(original, model), *args, **kwargs)
             return getattr(trainer, name)(partial(original, model), *args, **kwargs)
 
         return method

@@ -9,6 +9,7 @@ set on the model.
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -29,8 +30,9 @@ Original = Callable[..., Any]
 _REPORTING = ("train_step", "test_step", "compute_metrics", "get_metrics_result")
 
 
-# If a user overrides one of these methods and does not call super(), a step runs on one device
-# only. Then `require_made` raises an error.
+# For each method of a model that makes a function: the step that this function runs. If a user
+# overrides such a method and does not call super(), a step runs on one device only. Then
+# `require_made` raises an error.
 STEPS = {
     "make_train_function": "train_step",
     "make_test_function": "test_step",
@@ -43,7 +45,7 @@ class ReplicatedTrainer(TrainerLike):
 
     This class is abstract, and every backend has a subclass. A method listed in `HOOKED` replaces
     the model's method of that name. The trainer's method gets Keras's own method as its first
-    argument, and then the arguments of the call.
+    argument, and then the arguments of the call. `make_function` replaces the methods in `STEPS`.
 
     Attributes:
         runs_builtin_steps: Whether no user-defined code changes what a step reports. The value is
@@ -52,12 +54,8 @@ class ReplicatedTrainer(TrainerLike):
             sum them again when it reads the results.
     """
 
-    # The table of patches lists the hooks under these names. Each backend's subclass defines the
-    # methods that make the functions of `fit`, `evaluate` and `predict`.
+    # The table of patches lists the hooks under these names.
     HOOKED: tuple[str, ...] = (
-        "make_train_function",
-        "make_test_function",
-        "make_predict_function",
         "predict_on_batch",
         "get_metrics_result",
         "compute_loss",
@@ -72,6 +70,24 @@ class ReplicatedTrainer(TrainerLike):
         """Prepares training of a model that has no strategy, but has layers of a strategy's model.
 
         On most frameworks there is nothing to prepare.
+        """
+
+    def make_function(self, name: str, original: Original, force: bool = False) -> Any:
+        """Makes the function that `fit`, `evaluate` or `predict` calls, unless the model has it.
+
+        `name` is a key of `STEPS`. With `force`, the function is always made anew.
+        """
+        self.made.add(name)
+        attribute = name.removeprefix("make_")
+        if force or getattr(self.model, attribute) is None:
+            setattr(self.model, attribute, self.new_function(STEPS[name], original))
+        return getattr(self.model, attribute)
+
+    @abc.abstractmethod
+    def new_function(self, step: str, original: Original) -> Callable[..., Any]:
+        """Returns a function that Keras's loop calls, and that runs the step of this name.
+
+        `original` is Keras's own method that makes such a function.
         """
 
     def predict_on_batch(self, original: Original, *args: object, **kwargs: object) -> Any:

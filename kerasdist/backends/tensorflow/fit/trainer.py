@@ -53,6 +53,9 @@ class _InPasses(ReplicatedTrainer):
 
     HOOKED = (*ReplicatedTrainer.HOOKED, "__call__", "build_if_needed")
 
+    # How many batches the data of the last `fit` or `evaluate` has; None if that is not known.
+    _batches_of_call: int | None = None
+
     def __call__(self, original: Original, *args: object, **kwargs: object) -> Any:
         """Calls the model, several times if there are more examples than one call may get."""
         outputs = passes.calls(self, original, args, kwargs)
@@ -67,13 +70,18 @@ class _InPasses(ReplicatedTrainer):
             raise refused("jit_compile=True")
         super().require_passes()
 
-    def _finding_rows(self) -> Any:
-        """Returns the train function; in a `RowsFound` if `most_examples_at_once` is "auto"."""
-        model = self.model
-        is_wanted = config.most_examples_at_once() == "auto"
-        if is_wanted and not isinstance(model.train_function, RowsFound):
-            model.train_function = RowsFound(self, model.train_function)
-        return model.train_function
+    def make_function(self, name: str, original: Original, force: bool = False) -> Any:
+        """Makes a function; a `RowsFound` around it finds how many rows a pass may have, if asked.
+
+        This is asked by `config.set_most_examples_at_once("auto")`.
+        """
+        function = super().make_function(name, original, force)
+        if isinstance(function, FirstStepChecked):
+            function.batches = self._batches_of_call
+        trains, most = name == "make_train_function", config.most_examples_at_once()
+        if trains and most == "auto" and not isinstance(function, RowsFound):
+            function = self.model.train_function = RowsFound(self, function)
+        return function
 
     def _find_rows(self, rows: Any, count: int, examples: int) -> None:
         from kerasdist.backends.tensorflow.fit.trial import TensorFlowMemoryTrial  # few runs use it
@@ -104,45 +112,28 @@ class PlacedTrainer(_InPasses):
             with suppress(Exception):  # the step itself will report data that does not fit
                 _build_from(self.model, spec)
 
-    def make_train_function(self, original: Original, force: bool = False) -> Any:
-        """Makes Keras's own function, which runs with the strategy in force.
+    def new_function(self, step: str, original: Original) -> Callable[..., Any]:
+        """Returns Keras's own function, which runs with the strategy in force.
 
-        The function also reports its steps to the `Meter` of this `fit`, if there is one.
+        A train function also reports its steps to the `Meter` of this `fit`, if there is one.
         """
-        self._made("train_function", original, force)
-        return self._finding_rows()
+        original(force=True)
+        function = getattr(self.model, step.replace("step", "function"))
 
-    def make_test_function(self, original: Original, force: bool = False) -> Any:
-        """Makes Keras's own function, which runs with the strategy in force."""
-        return self._made("test_function", original, force)
+        def run(data: object) -> Any:
+            with whole_step(self.strategy):
+                done = function(data)
+            if current.meter is not None and step == "train_step":
+                current.meter.done(self.model.steps_per_execution, None, done)
+            return done
 
-    def make_predict_function(self, original: Original, force: bool = False) -> Any:
-        """Makes Keras's own function, which runs with the strategy in force."""
-        return self._made("predict_function", original, force)
-
-    def _made(self, name: str, original: Original, force: bool) -> Any:
-        model = self.model
-        if getattr(model, name) is None or force:
-            original(force)
-            function = getattr(model, name)
-
-            def run(data: object) -> Any:
-                with whole_step(self.strategy):
-                    done = function(data)
-                if current.meter is not None and name == "train_function":
-                    current.meter.done(model.steps_per_execution, None, done)
-                return done
-
-            setattr(model, name, run)
-        return getattr(model, name)
+        return run
 
 
 @final
 class TensorFlowTrainer(_InPasses):
     """Divides each batch over the replicas and runs the model's own step on every local batch."""
 
-    # How many batches the data of the last `fit` or `evaluate` has; None if that is not known.
-    _batches_of_call: int | None = None
     _kept_in_predict: KeptState | None = None
 
     @staticmethod
@@ -154,57 +145,37 @@ class TensorFlowTrainer(_InPasses):
             # Otherwise Keras would make the optimizer's variables while a step is traced.
             optimizer.build(model.trainable_variables)
 
-    def make_train_function(self, original: Original, force: bool = False) -> Any:
-        """Makes the function that `fit` calls for each step."""
-        model = self.model
-        self._leave_loops()
-        if model.train_function is None or force:
-            steps = self._step_function(model.train_step, trains=True)
-            model.train_function = FirstStepChecked(model, steps) if may_differ(model) else steps
-        if isinstance(model.train_function, FirstStepChecked):
-            model.train_function.batches = self._batches_of_call
-        return self._finding_rows()
+    def make_function(self, name: str, original: Original, force: bool = False) -> Any:
+        """Makes a function; first averages statistics that differ after a custom loop."""
+        if self._group.runs_loops:
+            self._group.average(averaged(self.model.non_trainable_variables))
+        return super().make_function(name, original, force)
+
+    def new_function(self, step: str, original: Original) -> Callable[..., Any]:
+        """Returns a function whose graph, or eager code, runs the step on all replicas."""
+        model, trains = self.model, step == "train_step"
+        if step == "predict_step":
+            # `take_on` drops the model's compiled functions if it recreates variables. So
+            # `take_on` is called before the new function is made.
+            take_on(model, self.replicas)
+            self._kept_in_predict = kept_state_of(model)
+            return PredictionOnBatches(self)
+        own = getattr(model, step)
+        self._prepare(own)
+        # Replicas can exchange values in the graph of a step, but not inside of a `tf.function`
+        # that this graph calls. So if the user's step is a `tf.function`, its Python code is used.
+        on_batch = partial(self._step_on_batch, uncompiled(own), kept_state_of(model))
+        steps = StepsOnIterator(self, on_batch, trains=trains)
+        return FirstStepChecked(model, steps) if trains and may_differ(model) else steps
 
     def find_rows(self, batch: Any, examples: int) -> None:
         """Finds how many rows a replica has memory for. All workers must call this method."""
         first = self._group.split(batch)[0]
         self._find_rows(first.data, int(first.local_batch.size), examples)
 
-    def make_test_function(self, original: Original, force: bool = False) -> Any:
-        """Makes the function that `evaluate` calls for each step."""
-        self._leave_loops()
-        if self.model.test_function is None or force:
-            self.model.test_function = self._step_function(self.model.test_step)
-        return self.model.test_function
-
-    def make_predict_function(self, original: Original, force: bool = False) -> Any:
-        """Makes the function that `predict` calls for each step."""
-        self._leave_loops()
-        if self.model.predict_function is None or force:
-            # `take_on` drops the model's compiled functions if it recreates variables. So
-            # `take_on` is called before the new function is made.
-            take_on(self.model, self.replicas)
-            self._kept_in_predict = kept_state_of(self.model)
-            self.model.predict_function = PredictionOnBatches(self)
-        return self.model.predict_function
-
     @property
     def _group(self) -> Group:
         return self.replicas.group
-
-    def _leave_loops(self) -> None:
-        if self._group.runs_loops:
-            self._group.average(averaged(self.model.non_trainable_variables))
-
-    def _step_function(
-        self, step: Callable[[Any], Any], *, trains: bool = False
-    ) -> StepsOnIterator:
-        self._prepare(step)
-        # Replicas can exchange values in the graph of a step, but not inside of a `tf.function`
-        # that this graph calls. So if the user's step is a `tf.function`, its Python code is used.
-        step = uncompiled(step)
-        on_batch = partial(self._step_on_batch, step, kept_state_of(self.model))
-        return StepsOnIterator(self, on_batch, trains=trains)
 
     def _step_on_batch(
         self,

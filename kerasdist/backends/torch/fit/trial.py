@@ -15,7 +15,7 @@ import torch
 from kerasdist import keras_compat
 from kerasdist.backends.base.trial import Draws, MemoryTrial, Trial, TriedBatch
 from kerasdist.backends.torch import private
-from kerasdist.backends.torch.fit.steps import Steps, buffers_of, layers_with_buffers, of_all
+from kerasdist.backends.torch.fit.steps import buffers_of, layers_with_buffers, of_all
 from kerasdist.backends.torch.replica.placing import default_generators, move
 from kerasdist.backends.torch.state import shards
 from kerasdist.core.structures import map_leaves
@@ -36,7 +36,7 @@ class TorchTrial(Trial):
         if not isinstance(batch, WorkerShard):
             return super().gathered(replicas, batch, spares=spares)
         group, purpose = replicas.group, "check a batch"
-        if batch.least == 0:  # a worker has no rows, so `Steps` gathers and divides all rows
+        if batch.least == 0:  # a worker has no rows, so the trainer gathers and divides all rows
             return super().gathered(replicas, of_all(group, batch.rows, purpose), spares=spares)
         if spares:
             sizes = sharding.trial_sizes(batch.sizes)
@@ -86,7 +86,7 @@ class TorchTrial(Trial):
         with self._replicas.placement():
             if self._alone:
                 return self._step(batch.whole)
-            return Steps(self._trainer).run_trial(self._step, batch.given)
+            return self._trainer.step_on_replicas(self._step, batch.given)
 
     def _step(self, batch: Any) -> Any:
         with private.intercept(_Drawing(self.draws, self.seed).run):
