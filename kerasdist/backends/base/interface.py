@@ -24,7 +24,6 @@ from kerasdist.agreement.results import InitialBroadcast, checksum_of
 from kerasdist.api.options import CommunicationOptions
 from kerasdist.backends.base.collectives import DEFAULT_COMMUNICATION
 from kerasdist.backends.base.runner import Runner
-from kerasdist.backends.base.trial import Trial
 from kerasdist.core import gpus
 from kerasdist.core.devices import ACCELERATORS, Device
 from kerasdist.core.sharding import HeldShard, Offload
@@ -364,21 +363,6 @@ class ReplicaSet(abc.ABC):
             variables: Keras variables that have values, and that are not sharded.
         """
         return [checksum_of(ops.convert_to_numpy(variable)) for variable in variables]
-
-    @property
-    def trial_class(self) -> type[Trial]:
-        """The class of trials. A trial runs a training step on copies of the variables.
-
-        Two trials, on these devices and on one device, show whether the results are equal.
-
-        Raises:
-            UnsupportedError: If there is only one device, so that there is nothing to compare.
-        """
-        raise UnsupportedError(
-            "Expected a strategy of several devices, to compare it with one device. Received: a "
-            f"strategy of devices={[str(device) for device in self.devices]}. There is nothing to "
-            "compare."
-        )
 
     @property
     def on_cpu(self) -> bool:

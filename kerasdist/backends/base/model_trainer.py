@@ -8,6 +8,7 @@ from typing import Any, Final
 import keras
 
 from kerasdist import keras_compat
+from kerasdist.errors import UnsupportedError
 
 TRAINER: Final = "_kerasdist_trainer"
 
@@ -47,6 +48,21 @@ class TrainerLike(abc.ABC):
             trainer = trainer_of(layer)
             if trainer is not None:
                 trainer.most_rows, trainer.most_examples = rows, examples
+
+    @property
+    def trial_class(self) -> type[Any]:
+        """The class of trials. A `Trial` runs a training step on copies of the variables.
+
+        Two trials, on the replicas and on one device, show whether the results are equal.
+
+        Raises:
+            UnsupportedError: If there is only one device, so that there is nothing to compare.
+        """
+        raise UnsupportedError(
+            "Expected a strategy of several devices, to compare it with one device. Received: a "
+            f"strategy of devices={[str(device) for device in self.replicas.devices]}. There is "
+            "nothing to compare."
+        )
 
     @abc.abstractmethod
     def require_passes(self) -> None:

@@ -86,7 +86,7 @@ class Trial(keras.StatelessScope, abc.ABC):
         self.gradients: dict[str, Any] = {}
         self.outputs: Outputs = {}
         self.layer_losses: dict[int, tuple[Any, list[Any]]] = {}
-        self._trainer = trainer
+        self._trainer: Any = trainer
         self._model: Any = trainer.model
         self._replicas: Any = trainer.replicas
         self._alone = alone

@@ -17,7 +17,7 @@ from kerasdist.backends.base import metering
 from kerasdist.backends.base.model_trainer import TRAINER
 from kerasdist.backends.jax.fit import donation, passes
 from kerasdist.backends.jax.fit.batches import take
-from kerasdist.backends.jax.fit.steps import StepFunction
+from kerasdist.backends.jax.fit.steps import TRAIN_STATE, StepFunction
 from kerasdist.backends.jax.mesh.arrays import copied, is_traced, local_copy
 from kerasdist.backends.jax.mesh.layout import OverReplicas, note_all
 from kerasdist.check import memory
@@ -37,12 +37,6 @@ if TYPE_CHECKING:
         arrays: Placement
 
 
-TRAIN_STATE = (
-    "trainable_variables",
-    "non_trainable_variables",
-    "optimizer_variables",
-    "metrics_variables",
-)
 # The state that each step takes.
 _STATES = {
     "train_step": TRAIN_STATE,
@@ -92,6 +86,15 @@ class JaxTrainer(ReplicatedTrainer):
         super().__init__(model, strategy, replicas)
         if isinstance(replicas.logical_devices.rule, OverReplicas):
             replicas.logical_devices.rule.add_map_of(type(model))
+
+    @property
+    def trial_class(self) -> type[Any]:
+        """The class of trials, which compare the mesh with one device."""
+        if self.replicas.num_replicas == 1:
+            return super().trial_class
+        from kerasdist.backends.jax.fit.trial import JaxTrial  # few programs need it
+
+        return JaxTrial
 
     def __call__(self, original: Original, *args: object, **kwargs: object) -> Any:
         """Calls the model.

@@ -13,8 +13,7 @@ import numpy as np
 from kerasdist import keras_compat
 from kerasdist.backends.base.trial import Trial, TriedBatch
 from kerasdist.backends.jax.fit import donation
-from kerasdist.backends.jax.fit.steps import StepFunction
-from kerasdist.backends.jax.fit.trainer import TRAIN_STATE
+from kerasdist.backends.jax.fit.steps import TRAIN_STATE, StepFunction
 from kerasdist.backends.jax.mesh.arrays import copied
 
 

@@ -168,6 +168,13 @@ class TensorFlowTrainer(_InPasses):
         steps = StepsOnIterator(self, on_batch, trains=trains)
         return FirstStepChecked(model, steps) if trains and may_differ(model) else steps
 
+    @property
+    def trial_class(self) -> type[Any]:
+        """The class of trials, which run a step on one device and on the replicas."""
+        from kerasdist.backends.tensorflow.fit.trial import TensorFlowTrial  # few runs use it
+
+        return TensorFlowTrial
+
     def find_rows(self, batch: Any, examples: int) -> None:
         """Finds how many rows a replica has memory for. All workers must call this method."""
         first = self._group.split(batch)[0]

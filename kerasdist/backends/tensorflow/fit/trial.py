@@ -147,9 +147,8 @@ class TensorFlowTrial(Trial):
         step, first = self._model.train_step, self._replicas.devices[0]
         with _eager_functions:  # compiled functions would keep the trial's copies of variables
             if not self._alone:
-                trainer: Any = self._trainer
                 with self._replicas.placement():
-                    return trainer.step_on_replicas(step, batch.given)
+                    return self._trainer.step_on_replicas(step, batch.given)
             with outside_strategies(), tf.device(f"/device:{first.kind.upper()}:{first.index}"):
                 return step(keras.tree.map_structure(none_for_optional, batch.whole))
 

@@ -36,7 +36,6 @@ from kerasdist.core.devices import Device
 from kerasdist.core.user_warnings import warn_user
 
 if TYPE_CHECKING:
-    from kerasdist.backends.base.trial import Trial
     from kerasdist.core.context import StrategyLike
     from kerasdist.job.job import Job
 
@@ -107,14 +106,6 @@ class TensorFlowReplicaSet(ReplicaSet):
     def runner(self) -> Runner:
         """The object that runs user functions on the devices."""
         return TensorFlowRunner(self, self.group)
-
-    @property
-    def trial_class(self) -> type[Trial]:
-        """The class that runs a step on one device and on the replicas, to compare the results."""
-        # imported late, because few programs need it
-        from kerasdist.backends.tensorflow.fit.trial import TensorFlowTrial
-
-        return TensorFlowTrial
 
     def data_adapter(self, adapter: Any) -> Any:
         """Returns an adapter that yields global batches, which Keras itself must not divide."""

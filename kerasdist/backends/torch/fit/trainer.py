@@ -168,6 +168,15 @@ class TorchTrainer(ReplicatedTrainer):
     def _calls(self) -> CompiledCalls:
         return CompiledCalls()
 
+    @property
+    def trial_class(self) -> type[Any]:
+        """The class of trials, which compare these devices with one device."""
+        if self.replicas.is_plain:
+            return super().trial_class
+        from kerasdist.backends.torch.fit.trial import TorchTrial  # few programs need it
+
+        return TorchTrial
+
     def step_on_replicas(self, step: Step, batch: Any) -> Any:
         """Runs the step of a `Trial` on the replicas; returns the logs of the global batch."""
         model, replicas = self.model, self.replicas
