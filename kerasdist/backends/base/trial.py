@@ -17,6 +17,9 @@ from kerasdist.backends.base.metering import rows_of
 from kerasdist.backends.base.model_trainer import TrainerLike
 from kerasdist.core.context import current, replaced
 from kerasdist.input import sharding
+from kerasdist.keras_compat import ops
+
+_HALF = ("bfloat16", "float16")
 
 # The outputs of a model's first call in a step, by the replica's number. For a step on one device,
 # the only key is None.
@@ -131,13 +134,18 @@ class Trial(keras.StatelessScope, abc.ABC):
         """Runs the step, on one device or on the replicas, and returns the step's logs."""
 
     @staticmethod
-    @abc.abstractmethod
     def as_array(value: Any) -> Any:
         """Returns a tensor or a gradient as a NumPy array; a sparse tensor becomes dense."""
+        array = ops.convert_to_numpy(value)
+        return array.astype("float32") if array.dtype.name in _HALF else array
+
+    def value_of(self, variable: keras.Variable) -> Any:
+        """Returns the full value that a variable has in the step, as a NumPy array."""
+        return self.as_array(variable.value)
 
     def values(self, variables: Sequence[keras.Variable]) -> dict[str, Any]:
         """Returns the values that variables have in the step, by path."""
-        return {one.path: self.as_array(one.value) for one in variables}
+        return {one.path: self.value_of(one) for one in variables}
 
     def change(self, part: float) -> None:
         """Multiplies the copies of weights by random factors from ``1 - part`` to ``1 + part``."""
@@ -145,9 +153,7 @@ class Trial(keras.StatelessScope, abc.ABC):
         for variable in self._model.trainable_variables:
             if keras.backend.is_float_dtype(variable.dtype):
                 factors = 1.0 + numbers.uniform(-part, part, tuple(variable.shape))
-                variable.assign(
-                    variable * keras_compat.ops.convert_to_tensor(factors, variable.dtype)
-                )
+                variable.assign(ops.cast(self.value_of(variable) * factors, variable.dtype))
 
     def stand_in(self, optimizer: keras.Optimizer) -> Any:
         """Returns the optimizer, or another object that updates the copies of variables for it."""

@@ -155,15 +155,9 @@ class TensorFlowTrial(Trial):
     @staticmethod
     def as_array(value: Any) -> Any:
         """Returns a tensor as a NumPy array; an empty array if the tensor is symbolic."""
-        value = copies(value)[0]
-        if isinstance(value, tf.RaggedTensor):
-            value = value.to_tensor()
-        if isinstance(value, tf.SparseTensor):
-            value = tf.sparse.to_dense(value)
-        value = tf.convert_to_tensor(value)
-        if tf.is_symbolic_tensor(value):
-            return np.empty(0)
-        return (tf.cast(value, tf.float32) if value.dtype == tf.bfloat16 else value).numpy()
+        first = copies(value)[0]
+        parts = tf.nest.flatten(first, expand_composites=True)
+        return np.empty(0) if any(map(tf.is_symbolic_tensor, parts)) else Trial.as_array(first)
 
 
 @final

@@ -96,12 +96,7 @@ class TorchTrial(Trial):
     @staticmethod
     def as_array(value: Any) -> Any:
         """Returns a tensor as a NumPy array with its own memory."""
-        value = value.detach()
-        if value.layout != torch.strided:
-            value = value.to_dense()
-        if value.dtype in (torch.bfloat16, torch.float16):
-            value = value.float()
-        return value.cpu().numpy().copy()
+        return Trial.as_array(value.to_dense())
 
 
 @final
