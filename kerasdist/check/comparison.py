@@ -19,7 +19,7 @@ import numpy as np
 from kerasdist import keras_compat
 from kerasdist.agreement import results
 from kerasdist.backends.base.model_trainer import TrainerLike, require_trainer
-from kerasdist.backends.base.trial import Trial, TriedBatch
+from kerasdist.backends.base.trial import Draws, Trial, TriedBatch
 from kerasdist.backends.base.user_places import may_draw, state_kept
 from kerasdist.check.differences import (
     Difference,
@@ -324,7 +324,7 @@ class _Recorded(NamedTuple):
     tensor: Any
 
 
-class RecordedDraws:
+class RecordedDraws(Draws):
     """Records the random numbers of the step on one device, and repeats them in later steps.
 
     Attributes:

@@ -6,7 +6,7 @@ import abc
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import keras
 import numpy as np
@@ -26,19 +26,20 @@ _HALF = ("bfloat16", "float16")
 Outputs = dict[int | None, list[Any]]
 
 
-class Draws(Protocol):
-    """Supplies a trial's random numbers, which must be equal in all trials that are compared."""
+class Draws:
+    """Supplies a trial's random numbers: here new ones in each trial, which is not compared."""
 
     def draw(self, name: str, draw: Callable[[], Any], given: Any) -> Any:
-        """Returns the result of a random function.
+        """Returns the result of a random function, or another result in its place.
 
         Args:
             name: The function's name.
             draw: A function without arguments that calls the random function.
             given: The random function's first argument. It is returned instead of the result if
                 the function would only drop, scale or reorder this argument's elements, as dropout
-                does.
+                does, in trials that are compared.
         """
+        return draw()
 
 
 @dataclass(frozen=True, eq=False)
@@ -231,7 +232,7 @@ class MemoryTrial(Trial, abc.ABC):
     makes_passes = True
 
     def __init__(self, trainer: TrainerLike) -> None:
-        super().__init__(trainer, _Unrepeated(), alone=True, outputs=False, seed=0)
+        super().__init__(trainer, Draws(), alone=True, outputs=False, seed=0)
 
     def write(self, variable: keras.Variable, value: Any) -> None:
         """Lets the step read the assigned value; the variable itself does not change."""
@@ -246,10 +247,3 @@ class MemoryTrial(Trial, abc.ABC):
     ) -> Any:
         """Updates nothing, but makes the optimizer's variables, because they take memory too."""
         self._build(optimizer, variables)
-
-
-class _Unrepeated:
-    """Draws new random numbers in each trial, because a `MemoryTrial` is compared with no other."""
-
-    def draw(self, name: str, draw: Callable[[], Any], given: Any) -> Any:
-        return draw()

@@ -11,7 +11,7 @@ import torch
 
 from kerasdist import config, keras_compat
 from kerasdist.backends.torch.fit.fit_rules import FitRules
-from kerasdist.backends.torch.replica.placing import Version
+from kerasdist.backends.torch.replica.placing import Version, add_up
 from kerasdist.backends.torch.workers.process_group import Group
 from kerasdist.core.structures import flatten, map_leaves, pack
 from kerasdist.errors import UnsupportedError
@@ -94,19 +94,14 @@ def combined_logs(
         if column[0] is None or isinstance(column[0], str):
             leaves.append(column[0])
             continue
-        first, *others = [keras_compat.ops.convert_to_tensor(leaf).detach() for leaf in column]
-        leaves.append(first)
-        is_mean = first.is_floating_point()
-        total = first.double().reshape(-1) * (weights[0] if is_mean else float(is_chief))
-        for other, weight in zip(others, weights[1:], strict=True):
-            if is_mean:
-                total = total + other.to(first.device).double().reshape(-1) * weight
-        own.append(total)
-    totals = rules.exchange([torch.cat(own)] if own else [])
-    values = iter(totals[0].split([len(one) for one in own]) if totals else ())
+        parts = [keras_compat.ops.convert_to_tensor(leaf).detach() for leaf in column]
+        leaves.append(parts[0])
+        counted = weights if parts[0].is_floating_point() else [float(is_chief)]
+        pairs = zip(parts, counted, strict=False)
+        own.append(add_up([part.double() * weight for part, weight in pairs]))
+    totals = iter(rules.exchange(own))
     found = [
-        next(values).view(leaf.shape).to(leaf.dtype) if isinstance(leaf, torch.Tensor) else leaf
-        for leaf in leaves
+        next(totals).to(leaf.dtype) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves
     ]
     return pack(logs[0], found)
 
