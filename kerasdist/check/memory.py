@@ -11,7 +11,6 @@ import gc
 import logging
 import traceback
 from collections.abc import Callable
-from typing import Any
 
 from kerasdist import keras_compat
 from kerasdist.backends.base import random_states
@@ -121,9 +120,9 @@ _ADVICE = (
 )
 
 
-def try_step(model: Any, trial: MemoryTrial, rows: object) -> None:
+def try_step(trainer: TrainerLike, trial_class: type[MemoryTrial], rows: object) -> None:
     """Takes a trial step with the rows of a replica, and undoes all that it changes."""
-    states = random_states.kept()
+    states, model, trial = random_states.kept(), trainer.model, trial_class(trainer)
     try:
         with (
             seeds_kept(model),

@@ -64,6 +64,18 @@ class _InPasses(ReplicatedTrainer):
             trial.record_outputs(self.model, outputs)
         return outputs
 
+    def build_if_needed(
+        self, original: Original, iterator: Any = None, data_batch: Any = None
+    ) -> None:
+        """Builds losses, metrics and optimizer before training, if `call` accepts the data.
+
+        A backup restores only built metrics. On the other backends Keras itself builds them here.
+        """
+        if keras_compat.has_built_layers(self.model):
+            spec = data_batch if iterator is None else keras_compat.batch_spec(iterator)
+            with suppress(Exception):  # the step itself will report data that does not fit
+                _build_from(self.model, spec)
+
     def require_passes(self) -> None:
         """Raises an error if the model is known not to support several calls per batch."""
         if self.model.jit_compile:
@@ -86,9 +98,7 @@ class _InPasses(ReplicatedTrainer):
     def _find_rows(self, rows: Any, count: int, examples: int) -> None:
         from kerasdist.backends.tensorflow.fit.trial import TensorFlowMemoryTrial  # few runs use it
 
-        def attempt() -> None:
-            memory.try_step(self.model, TensorFlowMemoryTrial(self), rows)
-
+        attempt = partial(memory.try_step, self, TensorFlowMemoryTrial, rows)
         memory.find(self, examples, count, attempt)
 
 
@@ -99,18 +109,6 @@ class PlacedTrainer(_InPasses):
     def find_rows(self, batch: Any, examples: int) -> None:
         """Finds how many rows the device has memory for."""
         self._find_rows(batch, examples, examples)
-
-    def build_if_needed(
-        self, original: Original, iterator: Any = None, data_batch: object = None
-    ) -> None:
-        """Builds the metrics before training, because a backup restores only built metrics.
-
-        On the other backends Keras itself builds the metrics at this point.
-        """
-        if keras_compat.has_built_layers(self.model):
-            spec = data_batch if iterator is None else keras_compat.batch_spec(iterator)
-            with suppress(Exception):  # the step itself will report data that does not fit
-                _build_from(self.model, spec)
 
     def new_function(self, step: str, original: Original) -> Callable[..., Any]:
         """Returns Keras's own function, which runs with the strategy in force.
@@ -312,18 +310,13 @@ class TensorFlowTrainer(_InPasses):
         model may have no `call`. Such a model is built when the step is traced.
         """
         take_on(self.model, self.replicas)
-        count = None if iterator is None else iterator.num_batches
-        self._batches_of_call = count
-        if iterator is not None:
-            data_batch = keras_compat.batch_spec(iterator)
-        if not keras_compat.internals.BUILD_BEFORE_FIT.is_there():
+        self._batches_of_call = None if iterator is None else iterator.num_batches
+        builds = self.has_builtin("train_step")
+        if not builds or not keras_compat.internals.BUILD_BEFORE_FIT.is_there():
+            super().build_if_needed(original, iterator, data_batch)
             return
-        if self.has_builtin("train_step"):
-            _build_from(self.model, data_batch)
-        elif keras_compat.has_built_layers(self.model):
-            # This builds metrics, losses and optimizer, if `call` accepts the data.
-            with suppress(Exception):
-                _build_from(self.model, data_batch)
+        spec = data_batch if iterator is None else keras_compat.batch_spec(iterator)
+        _build_from(self.model, spec)
 
 
 def _require_no_state_of_rows(model: keras.Model) -> None:

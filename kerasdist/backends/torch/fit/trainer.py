@@ -318,7 +318,7 @@ class TorchTrainer(ReplicatedTrainer):
         parts = None if replicas.is_plain else divide(batch, replicas.num_replicas, local, devices)
         with replicas.placement():
             rows = batch if parts is None else parts[0].argument
-            memory.try_step(self.model, TorchMemoryTrial(self), rows)
+            memory.try_step(self, TorchMemoryTrial, rows)
 
     def _as_plain_keras(self, step: Step) -> Step:
         if not keras_compat.uses_torch_compile(self.model):
