@@ -12,7 +12,6 @@ from __future__ import annotations
 import abc
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, nullcontext
-from functools import partial
 from typing import Any
 
 import keras
@@ -50,8 +49,6 @@ class ReplicatedTrainer(TrainerLike):
     Attributes:
         runs_builtin_steps: Whether no user-defined code changes what a step reports. The value is
             known when the function of a step has been made.
-        sums_metrics: Whether steps already sum the metrics over processes, so that Keras must not
-            sum them again when it reads the results.
     """
 
     # The table of patches lists the hooks under these names.
@@ -63,7 +60,6 @@ class ReplicatedTrainer(TrainerLike):
     )
 
     runs_builtin_steps = False
-    sums_metrics = False
 
     @staticmethod
     def prepare_other(model: keras.Model, replicas: Any) -> None:
@@ -141,25 +137,23 @@ class ReplicatedTrainer(TrainerLike):
         return original(x, y, y_pred, *args, **kwargs)
 
     def get_metrics_result(self, original: Original) -> dict[str, Any]:
-        """Returns the results of the metrics.
+        """Returns the results of the metrics; steps have already summed them over processes.
 
         In a replica that runs Keras's own step, returns {}: Keras's step only returns the results,
         and the trainer reads them after the step.
         """
         replica = current.fit_replica
-        if self.sums_metrics:
-            original = partial(keras_compat.metrics_here, self.model)
         if replica is None:
             # This does the same as `whole_step`, without the cost of a context manager.
             current.replicas.append(self.strategy.sole_replica_context)
             try:
-                return original()
+                return keras_compat.metrics_here(self.model)
             finally:
                 current.replicas.pop()
         if self.runs_builtin_steps:
             return {}
         with summed(replica, self.model.metrics):
-            return original()
+            return keras_compat.metrics_here(self.model)
 
     def require_passes(self) -> None:
         """Refuses a model that cannot be called in passes, if this is known before a step runs."""

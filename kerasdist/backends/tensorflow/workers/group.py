@@ -44,7 +44,6 @@ from kerasdist.backends.tensorflow.replica.values import (
 )
 from kerasdist.backends.tensorflow.replica.variables import copies, native
 from kerasdist.input.autoshard import WorkerBatches
-from kerasdist.training.numerics import weighted
 
 if TYPE_CHECKING:
     from kerasdist.job.job import Job
@@ -279,7 +278,7 @@ class Group:
 
         def to_sum(parts: Parts) -> Parts:
             if parts[0].dtype.is_floating:
-                return list(map(weighted, parts, weights))
+                return list(map(gradients.weighted, parts, weights))
             numbers = [tf.cast(one, tf.int32) if one.dtype == tf.bool else one for one in parts]
             pairs = zip(self.local, numbers, strict=True)
             return [one if replica == 0 else tf.zeros_like(one) for replica, one in pairs]

@@ -70,7 +70,6 @@ class TorchTrainer(ReplicatedTrainer):
     """
 
     HOOKED = (*ReplicatedTrainer.HOOKED, "__call__", "zero_grad", "end_epoch")
-    sums_metrics = True
 
     # The rules of a step whose metrics are not yet summed over the workers; None otherwise.
     _unsummed: FitRules | None = None
@@ -119,8 +118,10 @@ class TorchTrainer(ReplicatedTrainer):
         are summed during the backward pass.
         """
         model, replicas, trains = self.model, self.replicas, step == "train_step"
-        if trains:
-            self._require_places_of_gradients()
+        if trains and replicas.num_replicas > 1 and not replicas.on_cpu:
+            # Without these, Python code in torch's backward threads could not find its replica.
+            keras_compat.internals.REMAT.require()
+            keras_compat.internals.CUSTOM_GRADIENT.require()
 
         def own(batch: object) -> Any:
             return getattr(model, step)(batch)
@@ -256,15 +257,6 @@ class TorchTrainer(ReplicatedTrainer):
         devices = replicas.torch_devices
         return batch, divide(batch, replicas.num_replicas, replicas.local_replicas, devices)
 
-    def _require_places_of_gradients(self) -> None:
-        """Refuses several GPUs if Keras lacks the functions that `fit/backward.py` replaces.
-
-        Without them, Python code in torch's backward threads could not find its replica.
-        """
-        if self.replicas.num_replicas > 1 and not self.replicas.on_cpu:
-            keras_compat.internals.REMAT.require()
-            keras_compat.internals.CUSTOM_GRADIENT.require()
-
     def _checked(self, function: Function) -> Function:
         """Wraps a train function so that its first step is compared with the step on one device."""
         check = FirstBatchCheck(self.model)
@@ -305,8 +297,8 @@ class TorchTrainer(ReplicatedTrainer):
         All workers must call this method.
         """
         replicas, examples = self.replicas, rows_of(batch)
-        rows = -(-examples // replicas.num_replicas)
-        rows = batch.size if isinstance(batch, WorkerShard) else rows
+        is_own = isinstance(batch, WorkerShard)
+        rows = batch.size if is_own else -(-examples // replicas.num_replicas)
         memory.find(self, examples, rows, partial(self._try_step, batch))
 
     def _try_step(self, batch: Any) -> None:
@@ -334,9 +326,8 @@ class TorchTrainer(ReplicatedTrainer):
         """Whether calls of the model in a replica's step are compiled."""
         # Compiled code reads the variables themselves. A replica does so only if it is the only one
         # of its process, as in a job.
-        is_worker = self.replicas.job is not None
-        is_asked = is_worker and not self._gathers_weights
-        return is_asked and keras_compat.uses_torch_compile(self.model)
+        can_compile = self.replicas.job is not None and not self._gathers_weights
+        return can_compile and keras_compat.uses_torch_compile(self.model)
 
     @property
     def _gathers_weights(self) -> bool:
