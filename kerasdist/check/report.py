@@ -175,9 +175,8 @@ def compare_with_one_device(
             f"Expected an example for each of the {trainer.replicas.num_replicas} replicas. "
             f"Received: a batch of {size}. Give a larger batch."
         )
-    replicas, job = trainer.replicas, trainer.replicas.job
-    given = {"x": x, "y": y, "sample_weight": sample_weight}
-    facts = {} if job is None else worker_agreement.given(job, replicas, given)
+    replicas = trainer.replicas
+    facts = worker_agreement.given(replicas, {"x": x, "y": y, "sample_weight": sample_weight})
     comparing = worker_agreement.working("compare_with_one_device", replicas, model, facts)
     with replicas.placement(), comparing:
         trainer.prepare_step(batch)

@@ -187,9 +187,7 @@ def _with_trainer(run: Callable[[Original, TrainerLike, inspect.BoundArguments],
 def _fit(original: Original, trainer: TrainerLike, call: inspect.BoundArguments) -> Any:
     """Runs Keras's own `fit` on the strategy's data adapter, with callbacks of kerasdist added."""
     given, replicas = call.arguments, trainer.replicas
-    job = replicas.job
-    # Facts about this call that the workers compare.
-    facts = {} if job is None else worker_agreement.given(job, replicas, given)
+    facts = worker_agreement.given(replicas, given)
     if given["validation_split"] and given["validation_data"] is None:
         arrays, given["validation_data"] = keras_compat.internals.SPLIT_ARRAYS.get()(
             (given["x"], given["y"], given["sample_weight"]),
@@ -230,8 +228,7 @@ def _set_verbosity(trainer: TrainerLike, given: dict[str, Any]) -> None:
 
 @_with_trainer
 def _evaluate(original: Original, trainer: TrainerLike, call: inspect.BoundArguments) -> Any:
-    replicas, job = trainer.replicas, trainer.replicas.job
-    facts = {} if job is None else worker_agreement.given(job, replicas, call.arguments)
+    facts = worker_agreement.given(trainer.replicas, call.arguments)
     _adapt(trainer, call.arguments, call.arguments["steps"])
     return _run(original, trainer, call, facts)
 
@@ -293,10 +290,8 @@ def _run(
 ) -> Any:
     watch_functions(trainer, call.arguments)
     _set_verbosity(trainer, call.arguments)
-    replicas, calling = trainer.replicas, nullcontext()
-    if replicas.job is not None:
-        name = original.__name__
-        calling = worker_agreement.calling(name, replicas.job, replicas, call, facts)
+    replicas = trainer.replicas
+    calling = worker_agreement.calling(original.__name__, replicas, call, facts)
     with replicas.placement(), calling:
         return original(*call.args, **call.kwargs)
 
