@@ -132,12 +132,11 @@ class TorchTrainer(ReplicatedTrainer):
         if not replicas.is_plain and not predicts:
             prepare(model, self.strategy)
         rules = FitRules(model, replicas.group, () if predicts else sums_of(model))
-        rules.compiled = self._calls if self.compiles_in_replicas else None
+        rules.compiled = self._calls if self._compiles_in_replicas else None
         if predicts:
             return lambda batches: join([self._predict(own, alone, rules, one) for one in batches])
-        total = replicas.gradient_sum
-        if trains and total is not None and self.has_builtin("train_step"):
-            rules.reducer = GradientReducer(model, total, rules.sums)
+        if trains and replicas.gradient_sum is not None and self.has_builtin("train_step"):
+            rules.reducer = GradientReducer(model, replicas.gradient_sum, rules.sums)
         reports_itself = not self.note_overrides()
         is_worker = replicas.job is not None
         with_buffers = layers_with_buffers(model)
@@ -180,13 +179,10 @@ class TorchTrainer(ReplicatedTrainer):
 
     def step_on_replicas(self, step: Step, batch: Any) -> Any:
         """Runs the step of a `Trial` on the replicas; returns the logs of the global batch."""
-        model, replicas = self.model, self.replicas
-        rules = FitRules(model, replicas.group, sums_of(model))
-        parts = divide(
-            batch, replicas.num_replicas, replicas.local_replicas, replicas.torch_devices
-        )
+        rules = FitRules(self.model, self.replicas.group, sums_of(self.model))
+        parts = divide(batch, self.replicas)
         assert parts is not None  # the batch has examples
-        each = replicas.run(self.strategy, step, parts, rules)
+        each = self.replicas.run(self.strategy, step, parts, rules)
         return self._logs(each, parts, rules, wanted=True)
 
     def _logs(
@@ -254,8 +250,7 @@ class TorchTrainer(ReplicatedTrainer):
             replicas.first_batches.compare()
             total = batch.total if isinstance(batch, WorkerShard) else examples(batch)
             replicas.first_batches.history.add(total)
-        devices = replicas.torch_devices
-        return batch, divide(batch, replicas.num_replicas, replicas.local_replicas, devices)
+        return batch, divide(batch, replicas)
 
     def _checked(self, function: Function) -> Function:
         """Wraps a train function so that its first step is compared with the step on one device."""
@@ -304,8 +299,7 @@ class TorchTrainer(ReplicatedTrainer):
         from kerasdist.backends.torch.fit.trial import TorchMemoryTrial  # few programs need it
 
         replicas = self.replicas
-        local, devices = replicas.local_replicas[:1], replicas.torch_devices
-        parts = None if replicas.is_plain else divide(batch, replicas.num_replicas, local, devices)
+        parts = None if replicas.is_plain else divide(batch, replicas)
         with replicas.placement():
             rows = batch if parts is None else parts[0].argument
             memory.try_step(self, TorchMemoryTrial, rows)
@@ -315,12 +309,12 @@ class TorchTrainer(ReplicatedTrainer):
             return step
         if self.replicas.is_plain:
             return torch.compile(step)
-        if not self.compiles_in_replicas:
+        if not self._compiles_in_replicas:
             warn_user(_UNCOMPILED + (_GATHERS if self._gathers_weights else _IN_THREADS))
         return step
 
     @property
-    def compiles_in_replicas(self) -> bool:
+    def _compiles_in_replicas(self) -> bool:
         """Whether calls of the model in a replica's step are compiled."""
         # Compiled code reads the variables themselves. A replica does so only if it is the only one
         # of its process, as in a job.
