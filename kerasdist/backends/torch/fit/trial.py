@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any, final
 
 import keras
-import numpy as np
 import torch
 
 from kerasdist import keras_compat
@@ -91,7 +90,7 @@ class TorchTrial(Trial):
     def _step(self, batch: Any) -> Any:
         with private.intercept(_Drawing(self.draws, self.seed).run):
             # The batch is copied, because Keras multiplies sample weights by masks in place.
-            return self._model.train_step(map_leaves(_copied, batch))
+            return self._model.train_step(map_leaves(keras_compat.copied, batch))
 
     @staticmethod
     def as_array(value: Any) -> Any:
@@ -119,12 +118,6 @@ class TorchMemoryTrial(MemoryTrial, TorchTrial):
         for value in keras_compat.stored_values(variables):
             if value is not None and value.requires_grad:
                 value.grad = torch.zeros_like(value)
-
-
-def _copied(leaf: Any) -> Any:
-    if isinstance(leaf, torch.Tensor):
-        return _clone(leaf)
-    return leaf.copy() if isinstance(leaf, np.ndarray) else leaf
 
 
 def _clone(value: torch.Tensor) -> torch.Tensor:
