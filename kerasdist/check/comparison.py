@@ -145,7 +145,7 @@ class _Steps:
 
     def compare_replicas(self, job: Job | None) -> tuple[Differences, list[Difference]]:
         """Runs the step on the replicas; returns all differences, and those beyond rounding."""
-        with _all_do(job, "the first step under the strategy"):
+        with all_do(job, "the first step under the strategy"):
             received = self.take_step(alone=False)
             found = differences(self.expected, received, self.precision)
             found = found._replace(outputs=self._of_outputs(received.outputs))
@@ -226,7 +226,7 @@ def compare(model: Any, batch: Any, *, outputs: bool, spares: bool = False) -> C
     precision = Precision.of(_compute_dtypes(model), replicas.gradients_travel_as)
     replicas.begin_step()  # gives new variables the chief's values
     with seeds_kept(model):
-        with _all_do(job, "the first step on one device"):
+        with all_do(job, "the first step on one device"):
             tried = trainer.trial_class.gathered(replicas, batch, spares=spares)
             steps = _Steps(trainer, tried, outputs, precision, RecordedDraws(tried.sizes))
             expected = steps.expected = steps.take_step(alone=True)
@@ -249,7 +249,7 @@ def compare(model: Any, batch: Any, *, outputs: bool, spares: bool = False) -> C
             steps.draws.misfit = "workers draw other random numbers"
         keeps_state = False
         if is_any:
-            with _all_do(job, "the first step on one device, again"):
+            with all_do(job, "the first step on one device, again"):
                 keeps_state = job is None and steps.keep_state()
                 if not keeps_state:
                     suspicious = steps.beyond_chance(suspicious)
@@ -257,7 +257,7 @@ def compare(model: Any, batch: Any, *, outputs: bool, spares: bool = False) -> C
     return Comparison(steps.batch.examples, found, suspicious, misfit, keeps_state)
 
 
-def _all_do(job: Job | None, label: str) -> AbstractContextManager[None]:
+def all_do(job: Job | None, label: str) -> AbstractContextManager[None]:
     """Returns a context, at whose end all workers wait for each other. All must enter it."""
     return nullcontext() if job is None else job.all_do(label, ReplicaError)
 

@@ -17,9 +17,9 @@ from kerasdist.backends.base import random_states
 from kerasdist.backends.base.model_trainer import TrainerLike
 from kerasdist.backends.base.trial import MemoryTrial, TriedBatch
 from kerasdist.backends.base.user_places import state_kept
-from kerasdist.check.comparison import seeds_kept
+from kerasdist.check.comparison import all_do, seeds_kept
 from kerasdist.core.context import current
-from kerasdist.errors import ReplicaError, UnsupportedError
+from kerasdist.errors import UnsupportedError
 
 _log = logging.getLogger("kerasdist")
 _KINDS = {"MemoryError", "OutOfMemoryError", "ResourceExhaustedError"}
@@ -56,26 +56,21 @@ def find(trainer: TrainerLike, examples: int, rows: int, attempt: Callable[[], o
         _log.debug("%s: all examples at once: %s", model.name, error)
         return
     try:
+        if job is not None:
+            rows = max(job.all_gather_object("rows of a replica", rows))
         while True:
-            own = _error_of(attempt)
-            is_lacking = own is not None and is_lack(own)
-            if most is None and not is_lacking:
-                own = None  # the training step itself raises this error again
-            said = None if own is None else f"{type(own).__name__}: {own}"
-            everyone = [(rows, is_lacking, said)]
-            if job is not None:
-                everyone = job.all_gather_object("memory for a step", everyone[0])
-            largest = max(one for one, *_ in everyone)
-            failed = [rank for rank, (*_, what) in enumerate(everyone) if what is not None]
-            if not failed:
-                break
-            # If some workers lack memory and others have another error, the other error is raised.
-            first = min(failed, key=lambda rank: everyone[rank][1])
-            if (most or largest) == 1 or not everyone[first][1]:
-                if own is not None and is_lacking == everyone[first][1]:
+            with all_do(job, 'the trial step of set_most_examples_at_once("auto")'):
+                own = _error_of(attempt)
+                is_lacking = own is not None and is_lack(own)
+                # With all rows at once, the training step itself raises any other error again.
+                raises = (most or rows) == 1 if is_lacking else most is not None
+                if own is not None and raises:
                     raise own from lack
-                raise _elsewhere(first, everyone[first][2]) from lack
-            lack, most = own or lack, -(-(most or largest) // 2)
+            if job is not None:
+                is_lacking = any(job.all_gather_object("memory for a step", is_lacking))
+            if not is_lacking:
+                break
+            lack, most = own or lack, -(-(most or rows) // 2)
             trainer.keep_rows(most, examples)
     except BaseException:
         trainer.keep_rows(None, 0)
@@ -85,7 +80,7 @@ def find(trainer: TrainerLike, examples: int, rows: int, attempt: Callable[[], o
             "%s: %d examples at a time, of %d on a replica: there is no memory for more.",
             model.name,
             most,
-            largest,
+            rows,
         )
 
 
@@ -104,13 +99,6 @@ def _error_of(attempt: Callable[[], object]) -> Exception | None:
     finally:
         gc.collect()
     return None
-
-
-def _elsewhere(rank: int, said: str | None) -> ReplicaError:
-    return ReplicaError(
-        'Expected the trial step of set_most_examples_at_once("auto") to succeed on all '
-        f"workers. Received: on worker {rank}: {said}. Its output has the whole error."
-    )
 
 
 _ADVICE = (
