@@ -18,7 +18,7 @@ import numpy as np
 
 from kerasdist import keras_compat
 from kerasdist.agreement import description
-from kerasdist.backends.base.model_trainer import TRAINER, TrainerLike, remember_trainer, trainer_of
+from kerasdist.backends.base.model_trainer import TRAINER, TrainerLike, trainer_of
 from kerasdist.backends.base.variable_rules import (
     WithoutCommonValue,
     never_synchronized,
@@ -58,7 +58,6 @@ def install() -> None:
     keras_compat.leave_accelerators()
     keras_compat.install(
         model_created=_model_created,
-        **{name: _by_trainer(name) for name in (*STEPS, *ReplicatedTrainer.HOOKED)},
         metric_created=metrics.metric_created,
         variable_created=_variable_created,
         compile=_compile,
@@ -87,8 +86,8 @@ def install() -> None:
 
 @cache
 def _install_trainer(trainer_class: type[ReplicatedTrainer]) -> None:
-    """Installs hooks for methods in `HOOKED` that only this backend's trainer has."""
-    names = set(trainer_class.HOOKED) - set(ReplicatedTrainer.HOOKED)
+    """Installs hooks for the methods of a model in whose place a trainer's methods run."""
+    names = (*STEPS, *trainer_class.HOOKED)
     keras_compat.install(**{name: _by_trainer(name) for name in names})
 
 
@@ -121,7 +120,7 @@ def _model_created(original: Original, kind: type, *args: object, **kwargs: obje
         trainer_class = strategy.replica_set.trainer_class
         _install_trainer(trainer_class)
         trainer = trainer_class(model, cast("Strategy", strategy), strategy.replica_set)
-        remember_trainer(model, trainer)
+        object.__setattr__(model, TRAINER, trainer)  # Keras does not track it
         saving.hook(kind)
     return model
 

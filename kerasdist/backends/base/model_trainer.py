@@ -5,12 +5,11 @@ from __future__ import annotations
 import abc
 from typing import Any, Final
 
-import keras
-
 from kerasdist import keras_compat
 from kerasdist.errors import UnsupportedError
 
 TRAINER: Final = "_kerasdist_trainer"
+"""The attribute of a model with the model's trainer."""
 
 
 class TrainerLike(abc.ABC):
@@ -88,11 +87,6 @@ def require_trainer(model: object) -> TrainerLike:
     trainer = trainer_of(model)
     assert trainer is not None, model
     return trainer
-
-
-def remember_trainer(model: keras.Model, trainer: TrainerLike) -> None:
-    """Makes a trainer an attribute of its model, without Keras tracking the attribute."""
-    object.__setattr__(model, TRAINER, trainer)
 
 
 def defined_by_user(instance: object, name: str) -> Any:

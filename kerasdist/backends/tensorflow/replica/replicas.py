@@ -16,7 +16,7 @@ from kerasdist.api.replica_context import LocalBatch
 from kerasdist.backends.base.checks import check_communication
 from kerasdist.backends.base.interface import ReplicaOptions, ReplicaSet
 from kerasdist.backends.base.kept_state import KeptState
-from kerasdist.backends.base.runner import Runner, SoleRunner
+from kerasdist.backends.base.runner import Runner
 from kerasdist.backends.tensorflow.fit import gradients
 from kerasdist.backends.tensorflow.fit.batches import HOST
 from kerasdist.backends.tensorflow.fit.trainer import PlacedTrainer, TensorFlowTrainer
@@ -51,11 +51,6 @@ class SoleDevice(ReplicaSet):
     def is_tracing(self) -> bool:
         """Returns whether a graph is being traced."""
         return not tf.executing_eagerly()
-
-    @cached_property
-    def runner(self) -> Runner:
-        """The object that runs user functions on the device."""
-        return SoleRunner(self.placement)
 
     def data_adapter(self, adapter: Any) -> Any:
         """Returns an adapter that yields the same batches."""
