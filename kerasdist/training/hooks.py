@@ -186,7 +186,7 @@ def _with_trainer(run: Callable[[Original, TrainerLike, inspect.BoundArguments],
 def _fit(original: Original, trainer: TrainerLike, call: inspect.BoundArguments) -> Any:
     """Runs Keras's own `fit` on the strategy's data adapter, with callbacks of kerasdist added."""
     given, replicas = call.arguments, trainer.replicas
-    facts = worker_agreement.given(replicas, given)
+    facts = {} if replicas.job is None else worker_agreement.given(replicas, given)
     if given["validation_split"] and given["validation_data"] is None:
         arrays, given["validation_data"] = keras_compat.internals.SPLIT_ARRAYS.get()(
             (given["x"], given["y"], given["sample_weight"]),
@@ -227,7 +227,8 @@ def _set_verbosity(trainer: TrainerLike, given: dict[str, Any]) -> None:
 
 @_with_trainer
 def _evaluate(original: Original, trainer: TrainerLike, call: inspect.BoundArguments) -> Any:
-    facts = worker_agreement.given(trainer.replicas, call.arguments)
+    replicas = trainer.replicas
+    facts = {} if replicas.job is None else worker_agreement.given(replicas, call.arguments)
     _adapt(trainer, call.arguments, call.arguments["steps"])
     return _run(original, trainer, call, facts)
 
@@ -289,8 +290,10 @@ def _run(
 ) -> Any:
     watch_functions(trainer, call.arguments)
     _set_verbosity(trainer, call.arguments)
-    replicas = trainer.replicas
-    calling = worker_agreement.calling(original.__name__, replicas, call, facts)
+    replicas, calling = trainer.replicas, nullcontext()
+    if replicas.job is not None:
+        name = original.__name__
+        calling = worker_agreement.calling(name, replicas.job, replicas, call, facts)
     with replicas.placement(), calling:
         return original(*call.args, **call.kwargs)
 

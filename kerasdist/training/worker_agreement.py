@@ -59,16 +59,16 @@ def working(
 
 @contextmanager
 def calling(
-    name: str, replicas: ReplicaSet, call: inspect.BoundArguments, facts: Mapping[str, Any]
+    name: str,
+    job: Job,
+    replicas: ReplicaSet,
+    call: inspect.BoundArguments,
+    facts: Mapping[str, Any],
 ) -> Generator[None]:
     """Returns a context for `fit`, `evaluate` or `predict`.
 
     When the context is entered, the workers compare their calls.
     """
-    job = replicas.job
-    if job is None:
-        yield
-        return
     model, *_ = call.args
     is_inner = job.is_watched
     with job.translating_failures(name):
