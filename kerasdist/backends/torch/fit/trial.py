@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -132,8 +133,8 @@ class _Drawing:
     """
 
     def __init__(self, draws: Draws, seed: int) -> None:
-        self._draws, self._seed = draws, seed
-        self._states: dict[torch.device, torch.Tensor] = {}
+        self._draws = draws
+        self._seeds = itertools.count(seed << 16)  # a seed for each draw
 
     def run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Runs an operator of torch."""
@@ -153,20 +154,13 @@ class _Drawing:
         return self._draws.draw(name, call, None)
 
     def _call(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Runs a random operator with torch's generator in the trial's own state.
-
-        Then the state that the generator has outside of the trial is restored.
-        """
+        """Runs a random operator with a seed of the trial; then restores the generator's state."""
         tensors = [one for one in args if isinstance(one, torch.Tensor)]
         device = tensors[0].device if tensors else torch.device(kwargs.get("device") or "cpu")
         generator = default_generators(device)[-1]
         before = generator.get_state()
-        if device in self._states:
-            generator.set_state(self._states[device])
-        else:
-            generator.manual_seed(self._seed)
+        generator.manual_seed(next(self._seeds))
         try:
             return func(*args, **kwargs)
         finally:
-            self._states[device] = generator.get_state()
             generator.set_state(before)
