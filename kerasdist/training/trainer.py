@@ -97,7 +97,7 @@ class ReplicatedTrainer(TrainerLike):
         """Makes the variables of a model that was never called, before replicas run it."""
         if self.model.built and keras_compat.has_built_layers(self.model):
             return
-        symbolic = keras.tree.map_structure(_symbol, x)
+        symbolic = keras.tree.map_structure(symbol_of, x)
         with self.building():
             self.model(symbolic)
 
@@ -165,10 +165,11 @@ class ReplicatedTrainer(TrainerLike):
         return self.runs_builtin_steps
 
 
-def _symbol(leaf: Any) -> Any:
+def symbol_of(leaf: Any) -> Any:
+    """Returns a symbolic tensor of an array's type and shape; None for None."""
     if leaf is None:  # this optional input was not given
         return None
-    return keras.KerasTensor(leaf.shape, keras.backend.standardize_dtype(leaf.dtype))
+    return keras.KerasTensor(tuple(leaf.shape), keras.backend.standardize_dtype(leaf.dtype))
 
 
 def watch_functions(trainer: TrainerLike, given: dict[str, Any]) -> None:

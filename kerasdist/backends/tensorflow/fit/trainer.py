@@ -42,7 +42,7 @@ from kerasdist.core.user_warnings import warn_user
 from kerasdist.errors import UnsupportedError
 from kerasdist.training.metrics import KnownValues, metrics_of, prepare
 from kerasdist.training.passes import refused
-from kerasdist.training.trainer import Original, ReplicatedTrainer
+from kerasdist.training.trainer import Original, ReplicatedTrainer, symbol_of
 
 if TYPE_CHECKING:
     from kerasdist.backends.tensorflow.workers.group import Group
@@ -197,7 +197,9 @@ class TensorFlowTrainer(_InPasses):
             if not own:  # a user-defined step may have built layers just now
                 self._mark_equal_statistics()
             if self._group.is_of_workers:
-                read[:] = self._find_unsummed()
+                metrics = [v for metric in metrics_of(self.model) for v in metric.variables]
+                known = {id(one): one for one in [*metrics, *self.model.variables]}
+                read[:] = self._group.find_unsummed(known.values())
             return logs, collectives_here().end_step(read)
 
         # In Keras's own step, no code after the optimizer's update reads the updated variables. So
@@ -245,12 +247,6 @@ class TensorFlowTrainer(_InPasses):
             self._group.mark_equal(
                 statistics_of([self.model, *keras_compat.flat_layers(self.model)])
             )
-
-    def _find_unsummed(self) -> list[keras.Variable]:
-        """Returns the variables that can be read only by a sum over the workers."""
-        known = [v for metric in metrics_of(self.model) for v in metric.variables]
-        every = {id(variable): variable for variable in [*known, *self.model.variables]}
-        return self._group.find_unsummed(every.values())
 
     def predict_batch(self, batch: Any) -> Any:
         """Returns the rows that all replicas predict; for a scalar, the mean over the examples."""
@@ -341,6 +337,4 @@ def _build_from(model: keras.Model, batch: object) -> None:
 
 
 def _description(leaf: Any) -> Any:
-    if leaf is None or isinstance(leaf, (tf.OptionalSpec, _NoneTensorSpec)):
-        return None
-    return keras.KerasTensor(tuple(leaf.shape), keras.backend.standardize_dtype(leaf.dtype))
+    return None if isinstance(leaf, tf.OptionalSpec | _NoneTensorSpec) else symbol_of(leaf)
