@@ -205,9 +205,8 @@ class TensorFlowTrainer(_InPasses):
         # In Keras's own step, no code after the optimizer's update reads the updated variables. So
         # if sums are collectives, one collective at the end is enough for all sums. This is not so
         # if an optimizer has its own `apply`, because it may apply gradients more than once.
-        is_direct = self.model.optimizer is None or keras_compat.applies_directly(
-            self.model.optimizer
-        )
+        optimizer = self.model.optimizer
+        is_direct = optimizer is None or keras_compat.applies_directly(optimizer)
         waits = own and is_direct and self._group.has_collectives
         # This context is for code that runs once for all replicas, such as an optimizer's update.
         with whole_step(self.strategy):
@@ -238,8 +237,7 @@ class TensorFlowTrainer(_InPasses):
 
     def step_on_replicas(self, step: Callable[[Any], Any], batch: Any) -> Any:
         """Runs a step on the replicas eagerly, and returns the step's logs."""
-        read: list[keras.Variable] = []
-        _, _, logs, _ = self._step_on_batch(step, kept_state_of(self.model), batch, read)
+        _, _, logs, _ = self._step_on_batch(step, kept_state_of(self.model), batch, read=[])
         return logs
 
     def _mark_equal_statistics(self) -> None:
@@ -274,21 +272,18 @@ class TensorFlowTrainer(_InPasses):
         self._prepare(self.model.predict_step)
 
     def _prepare(self, step: Callable[[Any], Any]) -> None:
-        native_strategy = self._group.native_strategy
-        take_on(self.model, self.replicas)
-        check_mirrored(
-            self.model.variables, native_strategy, f"the layers of the model {self.model.name!r}"
-        )
-        prepare(self.model, self.strategy)
-        _require_no_state_of_rows(self.model)
+        model, native_strategy = self.model, self._group.native_strategy
+        take_on(model, self.replicas)
+        check_mirrored(model.variables, native_strategy, f"the layers of the model {model.name!r}")
+        prepare(model, self.strategy)
+        _require_no_state_of_rows(model)
         self._mark_equal_statistics()
-        if (self.model.jit_compile or asks_for_xla(step)) and not self.model.run_eagerly:
-            name = self.model.name
-            is_asked = "is compiled" if self.model.jit_compile else "has a step decorated"
+        if (model.jit_compile or asks_for_xla(step)) and not model.run_eagerly:
+            is_asked = "is compiled" if model.jit_compile else "has a step decorated"
             warn_user(
-                f"The model {name!r} {is_asked} with jit_compile=True, but its steps run without "
-                "XLA, with the same results: replicas wait for each other in the middle of a "
-                "step, to sum gradients and metrics, and on TensorFlow code that XLA has "
+                f"The model {model.name!r} {is_asked} with jit_compile=True, but its steps run "
+                "without XLA, with the same results: replicas wait for each other in the middle of "
+                "a step, to sum gradients and metrics, and on TensorFlow code that XLA has "
                 "compiled can neither wait for another device nor read its variables. Pass "
                 "jit_compile=False to silence this. KERAS_BACKEND=jax compiles whole steps; in a "
                 "custom loop, tf.function(jit_compile=True) around the forward and backward pass "
