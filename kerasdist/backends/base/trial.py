@@ -21,10 +21,6 @@ from kerasdist.keras_compat import ops
 
 _HALF = ("bfloat16", "float16")
 
-# The outputs of a model's first call in a step, by the replica's number. For a step on one device,
-# the only key is None.
-Outputs = dict[int | None, list[Any]]
-
 
 class Draws:
     """Supplies a trial's random numbers: here new ones in each trial, which is not compared."""
@@ -88,7 +84,7 @@ class Trial(keras.StatelessScope, abc.ABC):
         self.draws = draws
         self.seed = seed
         self.gradients: dict[str, Any] = {}
-        self.outputs: Outputs = {}
+        self.outputs: dict[int | None, list[Any]] = {}
         self.layer_losses: dict[int, tuple[Any, list[Any]]] = {}
         self._trainer: Any = trainer
         self._model: Any = trainer.model
