@@ -175,10 +175,9 @@ def compare_with_one_device(
             f"Expected an example for each of the {trainer.replicas.num_replicas} replicas. "
             f"Received: a batch of {size}. Give a larger batch."
         )
-    replicas = trainer.replicas
+    replicas, name = trainer.replicas, "compare_with_one_device"
     facts = worker_agreement.given(replicas, {"x": x, "y": y, "sample_weight": sample_weight})
-    comparing = worker_agreement.working("compare_with_one_device", replicas, model, facts)
-    with replicas.placement(), comparing:
+    with worker_agreement.working(name, replicas, model, facts):
         trainer.prepare_step(batch)
         comparison = compare(model, batch, outputs=True)
         return report(model, comparison)

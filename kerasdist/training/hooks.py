@@ -238,11 +238,10 @@ def _on_batch(original: Original, trainer: TrainerLike, call: inspect.BoundArgum
     given, weights = call.arguments, call.arguments["sample_weight"]
     if lists_weights(weights, given["y"]) and all(isinstance(one, _NUMBERS) for one in weights):
         given["sample_weight"] = np.array(weights, keras.config.floatx())
-    working = worker_agreement.working(original.__name__, trainer.replicas, trainer.model)
-    with trainer.replicas.placement(), working:
+    with worker_agreement.working(original.__name__, trainer.replicas, trainer.model):
         logs = original(*call.args, **call.kwargs)
-    is_training = original.__name__ == "train_on_batch"
-    require_made(trainer, f"make_{'train' if is_training else 'test'}_function")
+    step = original.__name__.removesuffix("_on_batch")
+    require_made(trainer, f"make_{step}_function")
     return logs
 
 
@@ -303,11 +302,10 @@ def _apply(
 ) -> Any:
     replica, trial = current.replica, current.trial
     variables = None if trainable_variables is None else list(trainable_variables)
-    if replica is not None:
-        return replica.collectives.apply_gradients(original, optimizer, list(grads), variables)
-    if trial is not None:
-        return trial.apply(original, optimizer, list(grads), variables)
-    return original(optimizer, grads, variables)
+    owner = trial if replica is None else replica.collectives
+    if owner is None:
+        return original(optimizer, grads, variables)
+    return owner.apply_gradients(original, optimizer, list(grads), variables)
 
 
 def _scale_by_optimizer(original: Original, optimizer: keras.Optimizer, loss: object) -> Any:

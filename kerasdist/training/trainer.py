@@ -88,9 +88,7 @@ class ReplicatedTrainer(TrainerLike):
 
     def predict_on_batch(self, original: Original, *args: object, **kwargs: object) -> Any:
         """Predicts one batch by Keras's own method, on the strategy's devices."""
-        replicas = self.replicas
-        working = worker_agreement.working("predict_on_batch", replicas, self.model)
-        with replicas.placement(), working:
+        with worker_agreement.working("predict_on_batch", self.replicas, self.model):
             return original(*args, **kwargs)
 
     def ensure_built(self, x: Any) -> None:

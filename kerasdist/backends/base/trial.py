@@ -156,7 +156,7 @@ class Trial(keras.StatelessScope, abc.ABC):
         """Returns the optimizer, or another object that updates the copies of variables for it."""
         return optimizer
 
-    def apply(
+    def apply_gradients(
         self,
         original: Apply,
         optimizer: keras.Optimizer,
@@ -234,7 +234,7 @@ class MemoryTrial(Trial, abc.ABC):
         """Lets the step read the assigned value; the variable itself does not change."""
         self._copies[id(variable)] = variable, value
 
-    def apply(
+    def apply_gradients(
         self,
         original: Apply,
         optimizer: keras.Optimizer,
