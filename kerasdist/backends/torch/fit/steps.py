@@ -10,10 +10,9 @@ import keras
 import torch
 
 from kerasdist import config, keras_compat
-from kerasdist.backends.torch.fit.fit_rules import FitRules
-from kerasdist.backends.torch.replica.placing import Version, add_up
+from kerasdist.backends.torch.replica.placing import Version
 from kerasdist.backends.torch.workers.process_group import Group
-from kerasdist.core.structures import flatten, map_leaves, pack
+from kerasdist.core.structures import flatten, map_leaves
 from kerasdist.errors import UnsupportedError
 from kerasdist.training.metrics import metrics_of
 
@@ -79,31 +78,6 @@ def of_all(group: Group, own: object, purpose: str) -> Any:
     tensors = [keras_compat.ops.convert_to_tensor(leaf) for leaf in present]
     gathered = iter(group.gather(purpose, tensors, 0))
     return map_leaves(lambda leaf: None if leaf is None else next(gathered)[0], own)
-
-
-def combined_logs(
-    logs: Sequence[Any], weights: Sequence[float], rules: FitRules, *, is_chief: bool
-) -> Any:
-    """Returns the logs of the global batch: for floats the weighted mean over all replicas.
-
-    For other types, the log of the chief's first replica is returned.
-    """
-    leaves: list[Any] = []
-    own: list[torch.Tensor] = []
-    for column in zip(*map(flatten, logs), strict=True):
-        if column[0] is None or isinstance(column[0], str):
-            leaves.append(column[0])
-            continue
-        parts = [keras_compat.ops.convert_to_tensor(leaf).detach() for leaf in column]
-        leaves.append(parts[0])
-        counted = weights if parts[0].is_floating_point() else [float(is_chief)]
-        pairs = zip(parts, counted, strict=False)
-        own.append(add_up([part.double() * weight for part, weight in pairs]))
-    totals = iter(rules.exchange(own))
-    found = [
-        next(totals).to(leaf.dtype) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves
-    ]
-    return pack(logs[0], found)
 
 
 def sums_of(model: keras.Model) -> Iterator[keras.Variable]:

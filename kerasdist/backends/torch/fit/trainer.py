@@ -15,7 +15,6 @@ from kerasdist.backends.torch.fit import passes
 from kerasdist.backends.torch.fit.batches import Part, divide, join
 from kerasdist.backends.torch.fit.fit_rules import FitRules
 from kerasdist.backends.torch.fit.steps import (
-    combined_logs,
     hinting,
     layers_with_buffers,
     of_all,
@@ -26,6 +25,7 @@ from kerasdist.backends.torch.fit.steps import (
 from kerasdist.backends.torch.replica import modules
 from kerasdist.backends.torch.replica.collectives import collectives_here
 from kerasdist.backends.torch.replica.compiled import CompiledCalls
+from kerasdist.backends.torch.replica.placing import add_up
 from kerasdist.backends.torch.replica.random import chiefs_draws
 from kerasdist.backends.torch.replica.replicas import TorchReplicaSet
 from kerasdist.backends.torch.state import shards
@@ -37,6 +37,7 @@ from kerasdist.core.context import current, whole_step
 from kerasdist.core.user_warnings import warn_user
 from kerasdist.input.sharding import WorkerShard, examples
 from kerasdist.training.metrics import prepare
+from kerasdist.training.numerics import mean_over_rows
 from kerasdist.training.passes import most_rows, refused
 from kerasdist.training.trainer import Original, ReplicatedTrainer
 
@@ -197,8 +198,8 @@ class TorchTrainer(ReplicatedTrainer):
         if self.runs_builtin_steps:
             rules.exchange()
             return self.model.get_metrics_result()
-        is_chief = self.replicas.group.rank == 0
-        return combined_logs(each, [part.weight for part in parts], rules, is_chief=is_chief)
+        weights, numbers = [part.weight for part in parts], self.replicas.local_replicas
+        return mean_over_rows(each, weights, numbers, partial(_sums, rules))
 
     def _predict(self, step: Step, alone: Step, rules: FitRules, given: Any) -> Any:
         """Returns the predictions for all rows of a batch, on every worker."""
@@ -337,6 +338,10 @@ class TorchTrainer(ReplicatedTrainer):
             # while other workers still sum.
             job.all_have_one("end of the data", None)
         return self.model.get_metrics_result() if self._sum_metrics() else original(logs)
+
+
+def _sums(rules: FitRules, columns: Sequence[Sequence[torch.Tensor]]) -> list[torch.Tensor]:
+    return rules.exchange(list(map(add_up, columns)))
 
 
 def _rows_alone(iterator: Iterable[Any]) -> Iterator[Any]:
