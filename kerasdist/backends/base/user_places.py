@@ -58,12 +58,14 @@ def _code_of(model: Any) -> _Code:
 @contextmanager
 def state_kept(model: Any) -> Iterator[None]:
     """Undoes the block's changes to users' Python objects at its end; built layers stay built."""
-    kept = kept_state_of(model) or KeptState([])
-    kept.begin(0)
+    kept = kept_state_of(model)
+    if kept:
+        kept.begin(0)
     try:
         yield
     finally:
-        kept.take()
+        if kept:
+            kept.take()
 
 
 @final
