@@ -155,6 +155,8 @@ class TensorFlowTrial(Trial):
     def as_array(value: Any) -> Any:
         """Returns a tensor as a NumPy array; an empty array if the tensor is symbolic."""
         first = copies(value)[0]
+        if isinstance(first, tf.Variable):  # NumPy warns if it converts a variable itself
+            first = first.read_value()
         parts = tf.nest.flatten(first, expand_composites=True)
         return np.empty(0) if any(map(tf.is_symbolic_tensor, parts)) else Trial.as_array(first)
 
