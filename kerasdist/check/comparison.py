@@ -18,7 +18,7 @@ from kerasdist import keras_compat
 from kerasdist.agreement import results
 from kerasdist.backends.base import random_states
 from kerasdist.backends.base.model_trainer import TrainerLike, require_trainer
-from kerasdist.backends.base.trial import Trial, TriedBatch
+from kerasdist.backends.base.trial import Draws, Trial, TriedBatch
 from kerasdist.backends.base.user_places import may_draw, state_kept
 from kerasdist.check.differences import (
     Difference,
@@ -97,7 +97,7 @@ class _Steps:
         """
         model, is_fresh = self.model, self.draws.misfit is not None and number > 0
         draws = RecordedDraws(self.batch.sizes) if is_fresh else self.draws
-        trial: Trial = self.trainer.replicas.trial_class(
+        trial: Trial = self.trainer.trial_class(
             self.trainer, draws, alone=alone, outputs=self.wants_outputs, seed=_SEED + number
         )
         self.draws.begin()
@@ -228,11 +228,11 @@ def compare(model: Any, batch: Any, *, outputs: bool, spares: bool = False) -> C
     replicas.begin_step()  # gives new variables the chief's values
     with seeds_kept(model):
         with all_do(job, "the first step on one device", ReplicaError):
-            tried = replicas.trial_class.gathered(replicas, batch, spares=spares)
+            tried = trainer.trial_class.gathered(replicas, batch, spares=spares)
             steps = _Steps(trainer, tried, outputs, precision, RecordedDraws(tried.sizes))
             expected = steps.expected = steps.take_step(alone=True)
             steps.draws.end_recording()
-            drawn = "" if job is None else steps.draws.digest(replicas.trial_class.as_array)
+            drawn = "" if job is None else steps.draws.digest(trainer.trial_class.as_array)
         drawn_alike = job is None or job.all_have_one("random draws of the first step", drawn)
         if drawn_alike and job is not None:
             # All workers have computed this step from the same rows and random numbers, so their
@@ -310,7 +310,7 @@ class _Recorded(NamedTuple):
     tensor: Any
 
 
-class RecordedDraws:
+class RecordedDraws(Draws):
     """Records the random numbers of the step on one device, and repeats them in later steps.
 
     Attributes:

@@ -57,18 +57,16 @@ class FirstBatchCheck:
         """Whether no batch has been compared yet."""
         return self._compared is None
 
-    def wants(self, size: int) -> bool:
-        """Returns whether to compare a batch of this size; all workers get the same answer."""
-        return not self.is_done and size >= self._replicas.num_replicas and size != self._compared
-
     def look(self, batch: Any, size: int) -> None:
         """Compares the training step on a batch with one device, and warns if they differ.
 
-        All workers must call this method.
+        Does nothing if no batch of this size is to be compared. All workers must call this method.
         """
+        replicas, check = self._replicas, self._replicas.options.check
+        if self.is_done or size < replicas.num_replicas or size == self._compared:
+            return
         is_first, self._compared = self._compared is None, size
         self.is_done = True
-        replicas, check = self._replicas, self._replicas.options.check
         if not self._can_be_compared() or not self._has_room():
             return
         try:

@@ -11,7 +11,6 @@ import gc
 import logging
 import traceback
 from collections.abc import Callable
-from typing import Any
 
 from kerasdist import keras_compat
 from kerasdist.backends.base import random_states
@@ -21,7 +20,7 @@ from kerasdist.backends.base.user_places import state_kept
 from kerasdist.check.comparison import seeds_kept
 from kerasdist.core.context import current
 from kerasdist.errors import ReplicaError, UnsupportedError
-from kerasdist.job.job import everyone
+from kerasdist.job.job import all_do, everyone
 
 _log = logging.getLogger("kerasdist")
 _KINDS = {"MemoryError", "OutOfMemoryError", "ResourceExhaustedError"}
@@ -58,24 +57,18 @@ def find(trainer: TrainerLike, examples: int, rows: int, attempt: Callable[[], o
         _log.debug("%s: all examples at once: %s", model.name, error)
         return
     try:
+        rows = max(everyone(job, "rows of a replica", rows))
         while True:
-            own = _error_of(attempt)
-            is_lacking = own is not None and is_lack(own)
-            if most is None and not is_lacking:
-                own = None  # the training step itself raises this error again
-            said = None if own is None else f"{type(own).__name__}: {own}"
-            found = everyone(job, "memory for a step", (rows, is_lacking, said))
-            largest = max(one for one, *_ in found)
-            failed = [rank for rank, (*_, what) in enumerate(found) if what is not None]
-            if not failed:
-                break
-            # If some workers lack memory and others have another error, the other error is raised.
-            first = min(failed, key=lambda rank: found[rank][1])
-            if (most or largest) == 1 or not found[first][1]:
-                if own is not None and is_lacking == found[first][1]:
+            with all_do(job, 'the trial step of set_most_examples_at_once("auto")', ReplicaError):
+                own = _error_of(attempt)
+                is_lacking = own is not None and is_lack(own)
+                # With all rows at once, the training step itself raises any other error again.
+                raises = (most or rows) == 1 if is_lacking else most is not None
+                if own is not None and raises:
                     raise own from lack
-                raise _elsewhere(first, found[first][2]) from lack
-            lack, most = own or lack, -(-(most or largest) // 2)
+            if not any(everyone(job, "memory for a step", is_lacking)):
+                break
+            lack, most = own or lack, -(-(most or rows) // 2)
             trainer.keep_rows(most, examples)
     except BaseException:
         trainer.keep_rows(None, 0)
@@ -85,7 +78,7 @@ def find(trainer: TrainerLike, examples: int, rows: int, attempt: Callable[[], o
             "%s: %d examples at a time, of %d on a replica: there is no memory for more.",
             model.name,
             most,
-            largest,
+            rows,
         )
 
 
@@ -106,13 +99,6 @@ def _error_of(attempt: Callable[[], object]) -> Exception | None:
     return None
 
 
-def _elsewhere(rank: int, said: str | None) -> ReplicaError:
-    return ReplicaError(
-        'Expected the trial step of set_most_examples_at_once("auto") to succeed on all '
-        f"workers. Received: on worker {rank}: {said}. Its output has the whole error."
-    )
-
-
 _ADVICE = (
     'This was the trial step of set_most_examples_at_once("auto"). If one example at a time does '
     "not fit, the memory is full of weights, gradients and the optimizer's variables: divide them "
@@ -120,9 +106,9 @@ _ADVICE = (
 )
 
 
-def try_step(model: Any, trial: MemoryTrial, rows: object) -> None:
+def try_step(trainer: TrainerLike, trial_class: type[MemoryTrial], rows: object) -> None:
     """Takes a trial step with the rows of a replica, and undoes all that it changes."""
-    states = random_states.kept()
+    states, model, trial = random_states.kept(), trainer.model, trial_class(trainer)
     try:
         with (
             seeds_kept(model),

@@ -12,12 +12,11 @@ import keras
 
 from kerasdist import keras_compat
 from kerasdist.backends.base.metering import rows_of
-from kerasdist.backends.base.model_trainer import require_trainer, trainer_of
+from kerasdist.backends.base.model_trainer import defined_by_user, require_trainer, trainer_of
 from kerasdist.check.comparison import Comparison, compare
 from kerasdist.check.differences import Difference, worst
 from kerasdist.errors import ScopeError
 from kerasdist.training import worker_agreement
-from kerasdist.training.trainer import defined_by_user
 
 # How many functions a report names at most.
 _PLACES = 6
@@ -176,11 +175,9 @@ def compare_with_one_device(
             f"Expected an example for each of the {trainer.replicas.num_replicas} replicas. "
             f"Received: a batch of {size}. Give a larger batch."
         )
-    replicas, job = trainer.replicas, trainer.replicas.job
-    given = {"x": x, "y": y, "sample_weight": sample_weight}
-    facts = {} if job is None else worker_agreement.given(job, replicas, given)
-    comparing = worker_agreement.working("compare_with_one_device", replicas, model, facts)
-    with replicas.placement(), comparing:
+    replicas, name = trainer.replicas, "compare_with_one_device"
+    facts = worker_agreement.given(replicas, {"x": x, "y": y, "sample_weight": sample_weight})
+    with worker_agreement.working(name, replicas, model, facts):
         trainer.prepare_step(batch)
         comparison = compare(model, batch, outputs=True)
         return report(model, comparison)

@@ -65,14 +65,15 @@ def overrides(callback: keras.callbacks.Callback, events: Iterable[str]) -> bool
     return any(getattr(own, "__func__", own) is not inherited for own, inherited in methods)
 
 
-def metrics_here(model: Any) -> dict[str, Any]:
-    """Returns the results of a model's metrics, without a sum over processes.
+_RESULT = "get_metrics_result"
+metrics_here: Any = next(
+    vars(kind)[_RESULT] for kind in reversed(keras.Model.__mro__) if _RESULT in vars(kind)
+)
+"""Returns the results of a model's metrics, without a sum over processes.
 
-    In the trainer class of Keras's backend, `get_metrics_result` sums over processes. In the base
-    class of all trainers, the method of this name does not sum.
-    """
-    name, kinds = "get_metrics_result", reversed(type(model).__mro__)
-    return next(vars(kind)[name] for kind in kinds if name in vars(kind))(model)
+This is the method `get_metrics_result` of the base class of all trainers. In the trainer class of
+Keras's backend, a method of this name sums over processes.
+"""
 
 
 def model_of(callback: Any) -> Any:

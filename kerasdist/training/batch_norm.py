@@ -194,20 +194,13 @@ def combined(counts: Any, means: Any, squares: Any, added: float) -> tuple[Any, 
 
 def _of_some(inputs: Any, axes: Sequence[int], mask: Any) -> tuple[Any, Any, Any]:
     """Returns the count, mean and squared deviations of a replica's rows that are not masked."""
-    if mask is None:
-        count = ops.cast(_number(inputs, axes), inputs.dtype)
-        weights = None
-        total = ops.sum(inputs, axes, keepdims=True)
-    else:
-        weights = ops.cast(
-            ops.broadcast_to(ops.expand_dims(mask, -1), ops.shape(inputs)), inputs.dtype
-        )
-        count = ops.sum(weights, axes, keepdims=True)
-        total = ops.sum(ops.where(weights > 0, inputs, 0), axes, keepdims=True)
+    weights = ops.ones_like(inputs)
+    if mask is not None:
+        weights = weights * ops.cast(ops.expand_dims(mask, -1), inputs.dtype)
+    count = ops.sum(weights, axes, keepdims=True)
+    total = ops.sum(ops.where(weights > 0, inputs, 0), axes, keepdims=True)
     mean = total / ops.maximum(count, 1)
-    deviation = inputs - mean
-    if weights is not None:
-        deviation = ops.where(weights > 0, deviation, 0)
+    deviation = ops.where(weights > 0, inputs - mean, 0)
     return count, mean, ops.sum(ops.square(deviation), axes, keepdims=True)
 
 

@@ -7,6 +7,7 @@ replicas, every hook computes what plain Keras computes, and may also warn or ra
 from __future__ import annotations
 
 import inspect
+import operator
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from functools import cache, partial
@@ -17,7 +18,7 @@ import numpy as np
 
 from kerasdist import keras_compat
 from kerasdist.agreement import description
-from kerasdist.backends.base.model_trainer import TRAINER, TrainerLike, remember_trainer, trainer_of
+from kerasdist.backends.base.model_trainer import TRAINER, TrainerLike, trainer_of
 from kerasdist.backends.base.variable_rules import (
     WithoutCommonValue,
     never_synchronized,
@@ -57,11 +58,11 @@ def install() -> None:
     keras_compat.leave_accelerators()
     keras_compat.install(
         model_created=_model_created,
-        **{name: _by_trainer(name) for name in ReplicatedTrainer.HOOKED},
         metric_created=metrics.metric_created,
         variable_created=_variable_created,
         compile=_compile,
         save=saving.save,
+        export=saving.save,
         refuse_save=saving.refuse_save,
         fit=_fit,
         evaluate=_evaluate,
@@ -70,8 +71,8 @@ def install() -> None:
         scale_by_optimizer=_scale_by_optimizer,
         call_loss=numerics.call_loss,
         reduce_loss=numerics.reduce_loss,
-        scale_loss=_scale_loss,
-        unscale_loss=_unscale_loss,
+        scale_loss=partial(_scale_loss, operator.truediv),
+        unscale_loss=partial(_scale_loss, operator.mul),
         batch_norm_created=batch_norm.layer_created,
         batch_norm_called=batch_norm.called,
         batch_moments=batch_norm.moments,
@@ -85,22 +86,21 @@ def install() -> None:
 
 @cache
 def _install_trainer(trainer_class: type[ReplicatedTrainer]) -> None:
-    """Installs hooks for methods in `HOOKED` that only this backend's trainer has."""
-    names = set(trainer_class.HOOKED) - set(ReplicatedTrainer.HOOKED)
+    """Installs hooks for the methods of a model in whose place a trainer's methods run."""
+    names = (*STEPS, *trainer_class.HOOKED)
     keras_compat.install(**{name: _by_trainer(name) for name in names})
 
 
 def _by_trainer(name: str) -> keras_compat.Method:
     """Returns a hook that calls the trainer's method in place of the model's method."""
-    makes_function = name in STEPS
 
     def make(original: Original) -> Original:
         def method(model: Any, *args: object, **kwargs: object) -> Any:
             trainer = vars(model).get(TRAINER)
             if trainer is None:
                 return original(model, *args, **kwargs)
-            if makes_function:
-                trainer.made.add(name)
+            if name in STEPS:
+                return trainer.make_function(name, partial(original, model), *args, **kwargs)
             return getattr(trainer, name)(partial(original, model), *args, **kwargs)
 
         return method
@@ -120,7 +120,7 @@ def _model_created(original: Original, kind: type, *args: object, **kwargs: obje
         trainer_class = strategy.replica_set.trainer_class
         _install_trainer(trainer_class)
         trainer = trainer_class(model, cast("Strategy", strategy), strategy.replica_set)
-        remember_trainer(model, trainer)
+        object.__setattr__(model, TRAINER, trainer)  # Keras does not track it
         saving.hook(kind)
     return model
 
@@ -186,9 +186,7 @@ def _with_trainer(run: Callable[[Original, TrainerLike, inspect.BoundArguments],
 def _fit(original: Original, trainer: TrainerLike, call: inspect.BoundArguments) -> Any:
     """Runs Keras's own `fit` on the strategy's data adapter, with callbacks of kerasdist added."""
     given, replicas = call.arguments, trainer.replicas
-    job = replicas.job
-    # Facts about this call that the workers compare.
-    facts = {} if job is None else worker_agreement.given(job, replicas, given)
+    facts = {} if replicas.job is None else worker_agreement.given(replicas, given)
     if given["validation_split"] and given["validation_data"] is None:
         arrays, given["validation_data"] = keras_compat.internals.SPLIT_ARRAYS.value(
             (given["x"], given["y"], given["sample_weight"]),
@@ -229,8 +227,8 @@ def _set_verbosity(trainer: TrainerLike, given: dict[str, Any]) -> None:
 
 @_with_trainer
 def _evaluate(original: Original, trainer: TrainerLike, call: inspect.BoundArguments) -> Any:
-    replicas, job = trainer.replicas, trainer.replicas.job
-    facts = {} if job is None else worker_agreement.given(job, replicas, call.arguments)
+    replicas = trainer.replicas
+    facts = {} if replicas.job is None else worker_agreement.given(replicas, call.arguments)
     _adapt(trainer, call.arguments, call.arguments["steps"])
     return _run(original, trainer, call, facts)
 
@@ -240,11 +238,10 @@ def _on_batch(original: Original, trainer: TrainerLike, call: inspect.BoundArgum
     given, weights = call.arguments, call.arguments["sample_weight"]
     if lists_weights(weights, given["y"]) and all(isinstance(one, _NUMBERS) for one in weights):
         given["sample_weight"] = np.array(weights, keras.config.floatx())
-    working = worker_agreement.working(original.__name__, trainer.replicas, trainer.model)
-    with trainer.replicas.placement(), working:
+    with worker_agreement.working(original.__name__, trainer.replicas, trainer.model):
         logs = original(*call.args, **call.kwargs)
-    is_training = original.__name__ == "train_on_batch"
-    require_made(trainer, f"make_{'train' if is_training else 'test'}_function")
+    step = original.__name__.removesuffix("_on_batch")
+    require_made(trainer, f"make_{step}_function")
     return logs
 
 
@@ -305,11 +302,10 @@ def _apply(
 ) -> Any:
     replica, trial = current.replica, current.trial
     variables = None if trainable_variables is None else list(trainable_variables)
-    if replica is not None:
-        return replica.collectives.apply_gradients(original, optimizer, list(grads), variables)
-    if trial is not None:
-        return trial.apply(original, optimizer, list(grads), variables)
-    return original(optimizer, grads, variables)
+    owner = trial if replica is None else replica.collectives
+    if owner is None:
+        return original(optimizer, grads, variables)
+    return owner.apply_gradients(original, optimizer, list(grads), variables)
 
 
 def _scale_by_optimizer(original: Original, optimizer: keras.Optimizer, loss: object) -> Any:
@@ -324,18 +320,14 @@ def _scale_by_optimizer(original: Original, optimizer: keras.Optimizer, loss: ob
     return replica.collectives.differentiated_loss(loss, is_weighted=is_weighted)
 
 
-def _scale_loss(original: Original, value: Any) -> Any:
-    """Divides a mean loss by the number of replicas, which Keras itself does only on TensorFlow."""
+def _scale_loss(scale: Callable[[Any, int], Any], original: Original, value: Any) -> Any:
+    """Divides a mean loss by the number of replicas, or undoes that, as `scale` does.
+
+    Keras itself does this only on TensorFlow.
+    """
     replica = current.replica
     if replica is None or replica.num_replicas_in_sync == 1:
         return original(value)
     # In `fit` the replicas' weights take the place of this division: they multiply the gradients,
     # or the loss if there is a LossScaleOptimizer.
-    return value / replica.num_replicas_in_sync if replica.local_batch is None else value
-
-
-def _unscale_loss(original: Original, value: Any) -> Any:
-    replica = current.replica
-    if replica is None or replica.num_replicas_in_sync == 1:
-        return original(value)
-    return value * replica.num_replicas_in_sync if replica.local_batch is None else value
+    return scale(value, replica.num_replicas_in_sync) if replica.local_batch is None else value

@@ -15,13 +15,14 @@ w_r`` (`reduce_loss`). The derivation is in docs/numerics.md.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import keras
 
 from kerasdist import keras_compat
 from kerasdist.core.context import ReplicaLike, current
+from kerasdist.core.structures import flatten, pack
 from kerasdist.keras_compat import internals, ops
 
 _MEANS = ("sum_over_batch_size", "mean")
@@ -56,6 +57,43 @@ def per_weight(value: Any, weight: Any) -> Any:
     if isinstance(weight, float):
         return value / weight
     return ops.divide_no_nan(value, ops.cast(weight, value.dtype))
+
+
+def mean_over_rows(
+    results: Sequence[Any],
+    weights: Sequence[Any],
+    replicas: Iterable[int],
+    sums: Callable[[list[list[Any]]], Iterable[Any]],
+) -> Any:
+    """Combines the replicas' results of a step: floats by the weighted mean over all replicas.
+
+    For numbers of other types, the result of replica 0 is returned; for strings and None, the
+    result of this process's first replica.
+
+    Args:
+        results: The results of this process's replicas, such as their logs.
+        weights: The weights of these replicas.
+        replicas: The numbers of these replicas.
+        sums: Returns the sums over all replicas, for lists of terms of this process's replicas.
+    """
+    columns = list(zip(*map(flatten, results), strict=True))
+    combined: list[Any] = [parts[0] for parts in columns]
+    terms: dict[int, list[Any]] = {}
+    for index, parts in enumerate(columns):
+        if parts[0] is None or isinstance(parts[0], str):
+            continue
+        tensors = [ops.stop_gradient(ops.convert_to_tensor(one)) for one in parts]
+        combined[index], dtype = tensors[0], keras.backend.standardize_dtype(tensors[0].dtype)
+        if keras.backend.is_float_dtype(dtype):
+            wide = [ops.cast(one, keras.backend.result_type(dtype, "float32")) for one in tensors]
+            terms[index] = list(map(weighted, wide, weights))
+        elif dtype != "string":
+            wide = [ops.cast(one, dtype if "complex" in dtype else "int64") for one in tensors]
+            pairs = zip(replicas, wide, strict=False)
+            terms[index] = [one if of == 0 else ops.zeros_like(one) for of, one in pairs]
+    for index, total in zip(terms, sums(list(terms.values())), strict=True):
+        combined[index] = ops.cast(total, combined[index].dtype)
+    return pack(results[0], combined)
 
 
 def call_loss(original: Callable[..., Any], loss: Any, y_true: Any, y_pred: Any) -> Any:

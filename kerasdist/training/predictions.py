@@ -11,12 +11,12 @@ import numpy as np
 
 from kerasdist.api.functions import function
 from kerasdist.api.scopes import get_strategy
+from kerasdist.backends.base.model_trainer import defined_by_user
 from kerasdist.core import ownership
 from kerasdist.core.structures import flatten, map_leaves
 from kerasdist.errors import UnsupportedError
 from kerasdist.input.sources import RowDataset, batches_of
 from kerasdist.keras_compat import is_array, is_builtin
-from kerasdist.training.trainer import defined_by_user
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -34,8 +34,9 @@ _SIZED_BY = {
 
 def draw_rows(original: Callable[..., Any], *args: object, **kwargs: object) -> Any:
     """Draws the same numbers as one device for the global batch; returns this replica's rows."""
-    replica, sized_by = current.replica, _SIZED_BY.get(original.__name__)
-    if sized_by is None or not _wants_rows(replica) or current.draws_for_all:
+    replica, sized_by = current.fit_replica, _SIZED_BY.get(original.__name__)
+    has_all_rows = replica is None or replica.num_replicas_in_sync == 1
+    if has_all_rows or sized_by is None or current.draws_for_all or config.draws() != "global":
         return original(*args, **kwargs)
     call = inspect.signature(original).bind(*args, **kwargs)
     given: Any = call.arguments[sized_by]
@@ -62,13 +63,6 @@ def draw_rows(original: Callable[..., Any], *args: object, **kwargs: object) -> 
     if not isinstance(begin, int):  # the slice has lost the static number of rows
         own = ops.reshape(own, (shape[0], *own.shape[1:]))
     return given * own if sized_by == "inputs" else own
-
-
-def _wants_rows(replica: Any) -> bool:
-    """Returns whether a replica has rows of a global batch and must draw as one device does."""
-    if replica is None or replica.local_batch is None or replica.num_replicas_in_sync == 1:
-        return False
-    return config.draws() == "global"
 
 
 def _span(count: Any, replica: Any) -> tuple[Any, Any]:

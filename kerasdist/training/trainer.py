@@ -9,22 +9,19 @@ set on the model.
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, nullcontext
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import keras
 
 from kerasdist import keras_compat
-from kerasdist.backends.base.model_trainer import TrainerLike, trainer_of
+from kerasdist.backends.base.model_trainer import TrainerLike
 from kerasdist.core.context import current, whole_step
 from kerasdist.errors import UnsupportedError
-from kerasdist.training import passes, saving, worker_agreement
+from kerasdist.training import passes, worker_agreement
 from kerasdist.training.metrics import summed
-
-if TYPE_CHECKING:
-    from kerasdist.api.strategy import Strategy
 
 Original = Callable[..., Any]
 
@@ -32,8 +29,9 @@ Original = Callable[..., Any]
 _REPORTING = ("train_step", "test_step", "compute_metrics", "get_metrics_result")
 
 
-# If a user overrides one of these methods and does not call super(), a step runs on one device
-# only. Then `require_made` raises an error.
+# For each method of a model that makes a function: the step that this function runs. If a user
+# overrides such a method and does not call super(), a step runs on one device only. Then
+# `require_made` raises an error.
 STEPS = {
     "make_train_function": "train_step",
     "make_test_function": "test_step",
@@ -41,53 +39,27 @@ STEPS = {
 }
 
 
-class ReplicatedTrainer:
+class ReplicatedTrainer(TrainerLike):
     """Runs the steps of one Keras model on the replicas of its strategy.
 
     This class is abstract, and every backend has a subclass. A method listed in `HOOKED` replaces
     the model's method of that name. The trainer's method gets Keras's own method as its first
-    argument, and then the arguments of the call.
+    argument, and then the arguments of the call. `make_function` replaces the methods in `STEPS`.
 
     Attributes:
-        model: The Keras model.
-        strategy: The strategy under which the model was made.
-        replicas: The strategy's replica set.
-        given_metrics: The metrics and weighted metrics that ``compile`` got, flattened. An output
-            without metrics has the entry None.
-        made: The keys of `STEPS` whose functions the trainer has made.
-        most_rows: The most rows of a replica in one pass, found by trial steps; None for all rows.
-        most_examples: The largest batch, in examples, for which `most_rows` is known.
         runs_builtin_steps: Whether no user-defined code changes what a step reports. The value is
             known when the function of a step has been made.
-        sums_metrics: Whether steps already sum the metrics over processes, so that Keras must not
-            sum them again when it reads the results.
     """
 
-    # The table of patches lists the hooks under these names. Each backend's subclass defines the
-    # methods that make the functions of `fit`, `evaluate` and `predict`.
+    # The table of patches lists the hooks under these names.
     HOOKED: tuple[str, ...] = (
-        "make_train_function",
-        "make_test_function",
-        "make_predict_function",
         "predict_on_batch",
         "get_metrics_result",
         "compute_loss",
-        "export",
         "build_symbolically",
     )
 
     runs_builtin_steps = False
-    sums_metrics = False
-    most_rows: int | None = None
-    most_examples = 0
-
-    def __init__(self, model: Any, strategy: Strategy, replicas: Any) -> None:
-        """Only stores the arguments, because the model's own ``__init__`` runs later."""
-        self.model = model
-        self.strategy = strategy
-        self.replicas: Any = replicas
-        self.given_metrics: list[object] = []
-        self.made: set[str] = set()
 
     @staticmethod
     def prepare_other(model: keras.Model, replicas: Any) -> None:
@@ -96,33 +68,36 @@ class ReplicatedTrainer:
         On most frameworks there is nothing to prepare.
         """
 
+    def make_function(self, name: str, original: Original, force: bool = False) -> Any:
+        """Makes the function that `fit`, `evaluate` or `predict` calls, unless the model has it.
+
+        `name` is a key of `STEPS`. With `force`, the function is always made anew.
+        """
+        self.made.add(name)
+        attribute = name.removeprefix("make_")
+        if force or getattr(self.model, attribute) is None:
+            setattr(self.model, attribute, self.new_function(STEPS[name], original))
+        return getattr(self.model, attribute)
+
+    @abc.abstractmethod
+    def new_function(self, step: str, original: Original) -> Callable[..., Any]:
+        """Returns a function that Keras's loop calls, and that runs the step of this name.
+
+        `original` is Keras's own method that makes such a function.
+        """
+
     def predict_on_batch(self, original: Original, *args: object, **kwargs: object) -> Any:
         """Predicts one batch by Keras's own method, on the strategy's devices."""
-        replicas = self.replicas
-        working = worker_agreement.working("predict_on_batch", replicas, self.model)
-        with replicas.placement(), working:
+        with worker_agreement.working("predict_on_batch", self.replicas, self.model):
             return original(*args, **kwargs)
-
-    def export(self, original: Original, filepath: Any, *args: object, **kwargs: object) -> None:
-        """Exports the model by Keras's own method; in a job only the chief writes."""
-
-        def export(_: object, *given: object, **options: object) -> Any:
-            return original(*given, **options)
-
-        saving.save(export, self.model, filepath, *args, **kwargs)
 
     def ensure_built(self, x: Any) -> None:
         """Makes the variables of a model that was never called, before replicas run it."""
         if self.model.built and keras_compat.has_built_layers(self.model):
             return
-        symbolic = keras.tree.map_structure(_symbol, x)
+        symbolic = keras.tree.map_structure(symbol_of, x)
         with self.building():
             self.model(symbolic)
-
-    def prepare_step(self, batch: Any) -> None:
-        """Builds the model, metrics and optimizer for a batch, and makes the train function."""
-        keras_compat.build_symbolically(self.model, batch)
-        self.model.make_train_function()
 
     def build_symbolically(self, original: Original, *args: object, **kwargs: object) -> None:
         """Builds unbuilt layers by the shapes of a batch, inside the strategy's scope."""
@@ -160,43 +135,27 @@ class ReplicatedTrainer:
         return original(x, y, y_pred, *args, **kwargs)
 
     def get_metrics_result(self, original: Original) -> dict[str, Any]:
-        """Returns the results of the metrics.
+        """Returns the results of the metrics; steps have already summed them over processes.
 
         In a replica that runs Keras's own step, returns {}: Keras's step only returns the results,
         and the trainer reads them after the step.
         """
         replica = current.fit_replica
-        if self.sums_metrics:
-            original = partial(keras_compat.metrics_here, self.model)
         if replica is None:
             # This does the same as `whole_step`, without the cost of a context manager.
             current.replicas.append(self.strategy.sole_replica_context)
             try:
-                return original()
+                return keras_compat.metrics_here(self.model)
             finally:
                 current.replicas.pop()
         if self.runs_builtin_steps:
             return {}
         with summed(replica, self.model.metrics):
-            return original()
-
-    def keep_rows(self, rows: int | None, examples: int) -> None:
-        """Sets `most_rows`, which was found for batches of `examples` examples.
-
-        Models inside of this model get the same number, because its step may call them directly.
-        """
-        for layer in [self.model, *keras_compat.flat_layers(self.model)]:
-            trainer = trainer_of(layer)
-            if trainer is not None:
-                trainer.most_rows, trainer.most_examples = rows, examples
+            return keras_compat.metrics_here(self.model)
 
     def require_passes(self) -> None:
         """Refuses a model that cannot be called in passes, if this is known before a step runs."""
         passes.require_rows_alone(self.model)
-
-    def has_builtin(self, step: str) -> bool:
-        """Returns whether Keras defines a step of this model, and not the user."""
-        return keras_compat.is_builtin(defined_by_user(self.model, step))
 
     def note_overrides(self) -> bool:
         """Sets and returns `runs_builtin_steps`."""
@@ -204,28 +163,11 @@ class ReplicatedTrainer:
         return self.runs_builtin_steps
 
 
-def _symbol(leaf: Any) -> Any:
+def symbol_of(leaf: Any) -> Any:
+    """Returns a symbolic tensor of an array's type and shape; None for None."""
     if leaf is None:  # this optional input was not given
         return None
-    return keras.KerasTensor(leaf.shape, keras.backend.standardize_dtype(leaf.dtype))
-
-
-def defined_by_user(instance: object, name: str) -> Any:
-    """Returns an object's attribute as the user or Keras defines it, None if neither does.
-
-    An attribute that is set on the object itself precedes one of its class.
-    """
-    own = getattr(instance, "__dict__", {}).get(name)
-    return defined_by_class(type(instance), name) if own is None else own
-
-
-def defined_by_class(kind: type, name: str) -> Any:
-    """Returns an attribute of a class that kerasdist does not define, None if there is none."""
-    for parent in kind.__mro__:
-        found = vars(parent).get(name)
-        if found is not None and not parent.__module__.startswith("kerasdist."):
-            return found
-    return None
+    return keras.KerasTensor(tuple(leaf.shape), keras.backend.standardize_dtype(leaf.dtype))
 
 
 def watch_functions(trainer: TrainerLike, given: dict[str, Any]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import keras
@@ -27,10 +27,11 @@ _ADVICE = (
 )
 
 
-def given(job: Job, replicas: ReplicaSet, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def given(replicas: ReplicaSet, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the facts about a call's arguments that must be equal on all workers."""
+    job = replicas.job
     # `evaluate` inside `fit`: its arguments were already compared with those of `fit`
-    if job.is_watched:
+    if job is None or job.is_watched:
         return {}
     read = (arguments.get(name) for name in ("x", "validation_data"))
     replicas.first_batches.drawn_by_threads = any(map(keras_compat.has_threads, read))
@@ -43,16 +44,15 @@ def working(
 ) -> Generator[None]:
     """Returns a context for a call such as `train_on_batch`, which all workers make.
 
-    When the context is entered, the workers compare their models and `facts`.
+    In the context, variables are made on the devices of the replicas. When the context is entered,
+    the workers compare their models and `facts`.
     """
     job = replicas.job
-    if job is None:
-        yield
-        return
-    with job.translating_failures(name):
-        own = {} if description.is_compared(model) else description.facts_of(model, anew=True)
-        if own or facts:
-            _agree(job, name, model, own, {**(facts or {})})
+    with replicas.placement(), nullcontext() if job is None else job.translating_failures(name):
+        if job is not None:
+            own = {} if description.is_compared(model) else description.facts_of(model, anew=True)
+            if own or facts:
+                _agree(job, name, model, own, {**(facts or {})})
         yield
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+from types import SimpleNamespace
 from unittest import mock
 
 import numpy as np
@@ -31,7 +32,8 @@ case = of_backend("torch")
 def rows_are_on_the_replicas_device(strategy):
     batch = {"x": torch.ones(5, 2), "rate": torch.tensor(0.5), "names": ["a"]}
     devices = [torch.device("cpu"), torch.device("meta")]
-    parts = [part.argument for part in batches.divide(batch, 2, range(2), devices)]
+    two = SimpleNamespace(num_replicas=2, local_replicas=range(2), torch_devices=devices)
+    parts = [part.argument for part in batches.divide(batch, two)]
     assert [one["x"].device.type for one in parts] == ["cpu", "meta"]
     assert [one["rate"].device.type for one in parts] == ["cpu", "meta"]
     assert [len(one["x"]) for one in parts] == [3, 2]

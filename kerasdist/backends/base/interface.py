@@ -16,6 +16,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,8 +24,7 @@ from kerasdist.agreement.batches import FirstBatches
 from kerasdist.agreement.results import InitialBroadcast, checksum_of
 from kerasdist.api.options import CommunicationOptions
 from kerasdist.backends.base.collectives import DEFAULT_COMMUNICATION
-from kerasdist.backends.base.runner import Runner
-from kerasdist.backends.base.trial import Trial
+from kerasdist.backends.base.runner import Runner, SoleRunner
 from kerasdist.core import gpus
 from kerasdist.core.devices import ACCELERATORS, Device
 from kerasdist.core.sharding import HeldShard, Offload
@@ -386,21 +386,6 @@ class ReplicaSet(abc.ABC):
         return [checksum_of(ops.convert_to_numpy(variable)) for variable in variables]
 
     @property
-    def trial_class(self) -> type[Trial]:
-        """The class of trials. A trial runs a training step on copies of the variables.
-
-        Two trials, on these devices and on one device, show whether the results are equal.
-
-        Raises:
-            UnsupportedError: If there is only one device, so that there is nothing to compare.
-        """
-        raise UnsupportedError(
-            "Expected a strategy of several devices, to compare it with one device. Received: a "
-            f"strategy of devices={[str(device) for device in self.devices]}. There is nothing to "
-            "compare."
-        )
-
-    @property
     def on_cpu(self) -> bool:
         """Whether all devices are CPUs."""
         return all(device.kind == "cpu" for device in self.devices)
@@ -415,10 +400,10 @@ class ReplicaSet(abc.ABC):
         is_known = self.devices[0].kind == "gpu" and len(names) == 1
         return names.pop() if is_known else None
 
-    @property
-    @abc.abstractmethod
+    @cached_property
     def runner(self) -> Runner:
-        """The runner that runs user functions on the devices of this set."""
+        """The runner that runs user functions on the devices of this set: here, on one device."""
+        return SoleRunner(self.placement)
 
     @abc.abstractmethod
     def data_adapter(self, adapter: Any) -> Any:

@@ -1,52 +1,80 @@
-"""The interface of trainers, which run the steps of models, and access to a model's trainer."""
+"""What layers below `kerasdist.training` know of trainers, which run the steps of models."""
 
 from __future__ import annotations
 
-from typing import Any, Final, Protocol
+import abc
+from typing import Any, Final
 
-import keras
+from kerasdist import keras_compat
+from kerasdist.errors import UnsupportedError
 
 TRAINER: Final = "_kerasdist_trainer"
+"""The attribute of a model with the model's trainer."""
 
 
-class TrainerLike(Protocol):
-    """The attributes and methods of a model's trainer that other packages use.
+class TrainerLike(abc.ABC):
+    """The attributes and methods of a model's trainer that lower layers use.
 
     Attributes:
         model: The Keras model.
         strategy: The strategy under which the model was made.
         replicas: The strategy's replica set.
-        given_metrics: What ``compile`` got as metrics and weighted metrics.
+        given_metrics: The metrics and weighted metrics that ``compile`` got, flattened. An output
+            without metrics has the entry None.
         made: The names of the model's methods, such as ``make_train_function``, whose function the
             trainer has already made.
-        most_rows: The most rows with which a replica calls the model at once, so that they fit into
-            memory; None for all its rows.
-        most_examples: The largest global batch, in examples, for which `most_rows` is known.
+        most_rows: The most rows of a replica in one pass, found by trial steps; None for all rows.
+        most_examples: The largest batch, in examples, for which `most_rows` is known.
     """
 
-    model: Any
-    strategy: Any
-    replicas: Any
-    given_metrics: list[object]
-    made: set[str]
-    most_rows: int | None
-    most_examples: int
+    most_rows: int | None = None
+    most_examples = 0
+
+    def __init__(self, model: Any, strategy: Any, replicas: Any) -> None:
+        """Only stores the arguments, because the model's own ``__init__`` runs later."""
+        self.model = model
+        self.strategy = strategy
+        self.replicas: Any = replicas
+        self.given_metrics: list[object] = []
+        self.made: set[str] = set()
 
     def keep_rows(self, rows: int | None, examples: int) -> None:
-        """Sets `most_rows` to `rows` and `most_examples` to `examples`, also for inner models."""
-        ...
+        """Sets `most_rows`, which was found for batches of `examples` examples.
 
+        Models inside of this model get the same number, because its step may call them directly.
+        """
+        for layer in [self.model, *keras_compat.flat_layers(self.model)]:
+            trainer = trainer_of(layer)
+            if trainer is not None:
+                trainer.most_rows, trainer.most_examples = rows, examples
+
+    @property
+    def trial_class(self) -> type[Any]:
+        """The class of trials. A `Trial` runs a training step on copies of the variables.
+
+        Two trials, on the replicas and on one device, show whether the results are equal.
+
+        Raises:
+            UnsupportedError: If there is only one device, so that there is nothing to compare.
+        """
+        raise UnsupportedError(
+            "Expected a strategy of several devices, to compare it with one device. Received: a "
+            f"strategy of devices={[str(device) for device in self.replicas.devices]}. There is "
+            "nothing to compare."
+        )
+
+    @abc.abstractmethod
     def require_passes(self) -> None:
-        """Raises an error if the model is known not to support several calls per batch."""
-        ...
+        """Refuses a model that cannot be called in passes, if this is known before a step runs."""
 
     def has_builtin(self, step: str) -> bool:
-        """Returns whether a method of the model, such as ``train_step``, is Keras's own."""
-        ...
+        """Returns whether Keras defines a step of this model, and not the user."""
+        return keras_compat.is_builtin(defined_by_user(self.model, step))
 
     def prepare_step(self, batch: Any) -> None:
-        """Makes the variables and metrics that a training step needs."""
-        ...
+        """Builds the model, metrics and optimizer for a batch, and makes the train function."""
+        keras_compat.build_symbolically(self.model, batch)
+        self.model.make_train_function()
 
 
 def trainer_of(model: object) -> TrainerLike | None:
@@ -67,6 +95,16 @@ def require_trainer(model: object) -> TrainerLike:
     return trainer
 
 
-def remember_trainer(model: keras.Model, trainer: TrainerLike) -> None:
-    """Makes a trainer an attribute of its model, without Keras tracking the attribute."""
-    object.__setattr__(model, TRAINER, trainer)
+def defined_by_user(instance: object, name: str) -> Any:
+    """Returns an object's attribute as the user or Keras defines it, None if neither does.
+
+    An attribute that is set on the object itself precedes one of its class.
+    """
+    own = getattr(instance, "__dict__", {}).get(name)
+    if own is not None:
+        return own
+    for parent in type(instance).__mro__:
+        found = vars(parent).get(name)
+        if found is not None and not parent.__module__.startswith("kerasdist."):
+            return found
+    return None

@@ -6,7 +6,7 @@ import abc
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import keras
 import numpy as np
@@ -17,25 +17,25 @@ from kerasdist.backends.base.metering import rows_of
 from kerasdist.backends.base.model_trainer import TrainerLike
 from kerasdist.core.context import current, replaced
 from kerasdist.input import sharding
+from kerasdist.keras_compat import ops
 
-# The outputs of a model's first call in a step, by the replica's number. For a step on one device,
-# the only key is None.
-Outputs = dict[int | None, list[Any]]
+_HALF = ("bfloat16", "float16")
 
 
-class Draws(Protocol):
-    """Supplies a trial's random numbers, which must be equal in all trials that are compared."""
+class Draws:
+    """Supplies a trial's random numbers: here new ones in each trial, which is not compared."""
 
     def draw(self, name: str, draw: Callable[[], Any], given: Any) -> Any:
-        """Returns the result of a random function.
+        """Returns the result of a random function, or another result in its place.
 
         Args:
             name: The function's name.
             draw: A function without arguments that calls the random function.
             given: The random function's first argument. It is returned instead of the result if
                 the function would only drop, scale or reorder this argument's elements, as dropout
-                does.
+                does, in trials that are compared.
         """
+        return draw()
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,9 +84,9 @@ class Trial(keras.StatelessScope, abc.ABC):
         self.draws = draws
         self.seed = seed
         self.gradients: dict[str, Any] = {}
-        self.outputs: Outputs = {}
+        self.outputs: dict[int | None, list[Any]] = {}
         self.layer_losses: dict[int, tuple[Any, list[Any]]] = {}
-        self._trainer = trainer
+        self._trainer: Any = trainer
         self._model: Any = trainer.model
         self._replicas: Any = trainer.replicas
         self._alone = alone
@@ -131,13 +131,18 @@ class Trial(keras.StatelessScope, abc.ABC):
         """Runs the step, on one device or on the replicas, and returns the step's logs."""
 
     @staticmethod
-    @abc.abstractmethod
     def as_array(value: Any) -> Any:
         """Returns a tensor or a gradient as a NumPy array; a sparse tensor becomes dense."""
+        array = ops.convert_to_numpy(value)
+        return array.astype("float32") if array.dtype.name in _HALF else array
+
+    def value_of(self, variable: keras.Variable) -> Any:
+        """Returns the full value that a variable has in the step, as a NumPy array."""
+        return self.as_array(variable.value)
 
     def values(self, variables: Sequence[keras.Variable]) -> dict[str, Any]:
         """Returns the values that variables have in the step, by path."""
-        return {one.path: self.as_array(one.value) for one in variables}
+        return {one.path: self.value_of(one) for one in variables}
 
     def change(self, part: float) -> None:
         """Multiplies the copies of weights by random factors from ``1 - part`` to ``1 + part``."""
@@ -145,15 +150,13 @@ class Trial(keras.StatelessScope, abc.ABC):
         for variable in self._model.trainable_variables:
             if keras.backend.is_float_dtype(variable.dtype):
                 factors = 1.0 + numbers.uniform(-part, part, tuple(variable.shape))
-                variable.assign(
-                    variable * keras_compat.ops.convert_to_tensor(factors, variable.dtype)
-                )
+                variable.assign(ops.cast(self.value_of(variable) * factors, variable.dtype))
 
     def stand_in(self, optimizer: keras.Optimizer) -> Any:
         """Returns the optimizer, or another object that updates the copies of variables for it."""
         return optimizer
 
-    def apply(
+    def apply_gradients(
         self,
         original: Apply,
         optimizer: keras.Optimizer,
@@ -225,13 +228,13 @@ class MemoryTrial(Trial, abc.ABC):
     makes_passes = True
 
     def __init__(self, trainer: TrainerLike) -> None:
-        super().__init__(trainer, _Unrepeated(), alone=True, outputs=False, seed=0)
+        super().__init__(trainer, Draws(), alone=True, outputs=False, seed=0)
 
     def write(self, variable: keras.Variable, value: Any) -> None:
         """Lets the step read the assigned value; the variable itself does not change."""
         self._copies[id(variable)] = variable, value
 
-    def apply(
+    def apply_gradients(
         self,
         original: Apply,
         optimizer: keras.Optimizer,
@@ -240,10 +243,3 @@ class MemoryTrial(Trial, abc.ABC):
     ) -> Any:
         """Updates nothing, but makes the optimizer's variables, because they take memory too."""
         self._build(optimizer, variables)
-
-
-class _Unrepeated:
-    """Draws new random numbers in each trial, because a `MemoryTrial` is compared with no other."""
-
-    def draw(self, name: str, draw: Callable[[], Any], given: Any) -> Any:
-        return draw()

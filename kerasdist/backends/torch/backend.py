@@ -21,7 +21,6 @@ from kerasdist.backends.base.interface import (
     read_chrome_trace,
 )
 from kerasdist.backends.torch.fit.trainer import TorchTrainer
-from kerasdist.backends.torch.fit.trial import TorchTrial
 from kerasdist.backends.torch.replica import functions
 from kerasdist.backends.torch.replica.replicas import TorchReplicaSet
 from kerasdist.backends.torch.state import creation
@@ -114,9 +113,7 @@ class TorchBackend(Backend):
             )
         if options.sharding is not None:
             _check_sharding(options.sharding, devices, job)
-        return TorchReplicaSet(
-            devices, options, job, trainer_class=TorchTrainer, trial_class=TorchTrial
-        )
+        return TorchReplicaSet(devices, options, job, trainer_class=TorchTrainer)
 
     def connect(self, job: Job, gpus: Sequence[int] | None = None) -> tuple[Device, ...]:
         """Creates the process group of all workers; returns this worker's GPUs."""

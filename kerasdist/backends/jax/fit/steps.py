@@ -16,6 +16,14 @@ from kerasdist.backends.jax.mesh.placement import CompiledStep, OtherStateError,
 from kerasdist.core import context
 from kerasdist.core.structures import flatten
 
+# The lists of a model's variables whose values a training step takes and returns.
+TRAIN_STATE = (
+    "trainable_variables",
+    "non_trainable_variables",
+    "optimizer_variables",
+    "metrics_variables",
+)
+
 
 @final
 class StepFunction:

@@ -17,7 +17,7 @@ from kerasdist.backends.base import metering
 from kerasdist.backends.base.model_trainer import TRAINER
 from kerasdist.backends.jax.fit import donation, passes
 from kerasdist.backends.jax.fit.batches import take
-from kerasdist.backends.jax.fit.steps import StepFunction
+from kerasdist.backends.jax.fit.steps import TRAIN_STATE, StepFunction
 from kerasdist.backends.jax.mesh.arrays import copied, is_traced, local_copy
 from kerasdist.backends.jax.mesh.layout import OverReplicas, note_all
 from kerasdist.check import memory
@@ -31,20 +31,18 @@ from kerasdist.training.trainer import Original, ReplicatedTrainer
 if TYPE_CHECKING:
     from kerasdist.api.strategy import Strategy
     from kerasdist.backends.base.interface import ReplicaSet
-    from kerasdist.backends.jax.mesh.placement import Placement, Step
+    from kerasdist.backends.jax.mesh.placement import Placement
 
     class _Replicas(ReplicaSet):
         arrays: Placement
 
 
-TRAIN_STATE = (
-    "trainable_variables",
-    "non_trainable_variables",
-    "optimizer_variables",
-    "metrics_variables",
-)
-_TEST_STATE = ("trainable_variables", "non_trainable_variables", "metrics_variables")
-_PREDICT_STATE = ("trainable_variables", "non_trainable_variables")
+# The state that each step takes.
+_STATES = {
+    "train_step": TRAIN_STATE,
+    "test_step": ("trainable_variables", "non_trainable_variables", "metrics_variables"),
+    "predict_step": ("trainable_variables", "non_trainable_variables"),
+}
 
 
 @cache
@@ -89,6 +87,15 @@ class JaxTrainer(ReplicatedTrainer):
         if isinstance(replicas.logical_devices.rule, OverReplicas):
             replicas.logical_devices.rule.add_map_of(type(model))
 
+    @property
+    def trial_class(self) -> type[Any]:
+        """The class of trials, which compare the mesh with one device."""
+        if self.replicas.num_replicas == 1:
+            return super().trial_class
+        from kerasdist.backends.jax.fit.trial import JaxTrial  # few programs need it
+
+        return JaxTrial
+
     def __call__(self, original: Original, *args: object, **kwargs: object) -> Any:
         """Calls the model.
 
@@ -123,23 +130,10 @@ class JaxTrainer(ReplicatedTrainer):
             raise refused("run_eagerly=True, by which an operation runs for all rows at once")
         super().require_passes()
 
-    def make_train_function(self, original: Original, force: bool = False) -> None:
-        """Makes the function that `fit` calls."""
-        self._make("train_function", self.model.train_step, TRAIN_STATE, force, is_measured=True)
-
-    def make_test_function(self, original: Original, force: bool = False) -> None:
-        """Makes the function that `evaluate` calls."""
-        self._make("test_function", self.model.test_step, _TEST_STATE, force)
-
-    def make_predict_function(self, original: Original, force: bool = False) -> Callable[..., Any]:
-        """Makes the function that `predict` calls, and returns it."""
-
-        def predict_step(state: Any, batch: Any) -> tuple[Any, Any]:
-            outputs, non_trainable_variables = self.model.predict_step(state, batch)
-            return outputs, (state[0], non_trainable_variables)
-
-        self._make("predict_function", predict_step, _PREDICT_STATE, force, keeps_outputs=True)
-        return self.model.predict_function
+    def make_function(self, name: str, original: Original, force: bool = False) -> Any:
+        """Makes a function; first puts back values that steps took out of the variables."""
+        self._begin()
+        return super().make_function(name, original, force)
 
     def build_symbolically(self, original: Original, *args: object, **kwargs: object) -> None:
         """Builds unbuilt layers; first puts back values that steps took out of the variables."""
@@ -164,35 +158,21 @@ class JaxTrainer(ReplicatedTrainer):
             "other.set_weights(model.get_weights())."
         )
 
-    def _make(
-        self,
-        attribute: str,
-        step: Step,
-        names: tuple[str, ...],
-        force: bool,
-        *,
-        keeps_outputs: bool = False,
-        is_measured: bool = False,
-    ) -> None:
-        """Sets the model's attribute to a function that runs `step` on batches.
-
-        If the attribute already has a function, it is replaced only with `force`.
-        """
-        model = self.model
-        self._begin()
-        if getattr(model, attribute) is not None and not force:
-            return
+    def new_function(self, step: str, original: Original) -> Callable[..., Any]:
+        """Returns a function that runs a step on batches, with the state of the model."""
+        model, names, trains = self.model, _STATES[step], step == "train_step"
         if self.replicas.num_replicas > 1:
             prepare(model, self.strategy)  # also refuses what replicas compute inexactly
-        arrays = self.replicas.arrays
-        make = partial(StepFunction, model, step, arrays, keeps_outputs=keeps_outputs)
+        predicts = step == "predict_step"
+        own = self._predict_step if predicts else getattr(model, step)
+        make = partial(StepFunction, model, own, self.replicas.arrays, keeps_outputs=predicts)
         run = make()
-        finds_rows = is_measured and config.most_examples_at_once() == "auto"
+        finds_rows = trains and config.most_examples_at_once() == "auto"
         finds_rows = finds_rows and model.jit_compile and not model.run_eagerly
 
         def function(state: Any, iterator: Iterator[Any]) -> tuple[Any, Any]:
             nonlocal run
-            meter = current.meter if is_measured else None
+            meter = current.meter if trains else None
             batches: Any = iterator if self.replicas.job is None else map(take, iterator)
             rows: list[int] = []  # how many rows each taken batch has
 
@@ -220,7 +200,11 @@ class JaxTrainer(ReplicatedTrainer):
                 meter.done(len(rows), sum(rows), outputs)
             return outputs, new
 
-        setattr(model, attribute, function)
+        return function
+
+    def _predict_step(self, state: Any, batch: Any) -> tuple[Any, Any]:
+        outputs, non_trainable_variables = self.model.predict_step(state, batch)
+        return outputs, (state[0], non_trainable_variables)
 
     def _with_rows_found(
         self, make: Callable[[], StepFunction], run: StepFunction, state: Any, batches: Any

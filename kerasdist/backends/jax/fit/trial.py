@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, final
 
 import jax
-import jax.numpy as jnp
 import keras
 import numpy as np
 
 from kerasdist import keras_compat
 from kerasdist.backends.base.trial import Trial, TriedBatch
 from kerasdist.backends.jax.fit import donation
-from kerasdist.backends.jax.fit.steps import StepFunction
-from kerasdist.backends.jax.fit.trainer import TRAIN_STATE
+from kerasdist.backends.jax.fit.steps import TRAIN_STATE, StepFunction
 from kerasdist.backends.jax.mesh.arrays import copied
 
 
@@ -25,9 +22,6 @@ class JaxTrial(Trial):
     The program on one device and the program on the mesh draw the same random numbers. Gradients
     and outputs are not compared, because they are tracers.
     """
-
-    _is_taken = False
-    _change = 0.0
 
     def copy(self, variable: keras.Variable) -> Any:
         """Returns the variable's own array; no copy is needed, because the step cannot change it.
@@ -41,27 +35,9 @@ class JaxTrial(Trial):
         """Stores the value that a variable has after the step; the variable does not change."""
         self._copies[id(variable)] = variable, value
 
-    def values(self, variables: Sequence[keras.Variable]) -> dict[str, Any]:
-        """Returns the full values that variables have in the step, by path."""
-        values = keras_compat.stored_values(variables)
-        if not self._is_taken:
-            values = list(map(self._replicas.arrays.read, values))
-        return {
-            one.path: self.as_array(value) for one, value in zip(variables, values, strict=True)
-        }
-
-    def change(self, part: float) -> None:
-        """Lets the step on one device start from trainable variables times random factors.
-
-        The factors are from ``1 - part`` to ``1 + part``.
-        """
-        self._change = part
-
-    def _changed(self, value: Any, numbers: np.random.Generator) -> Any:
-        if not self._change or not jnp.issubdtype(value.dtype, jnp.floating):
-            return value
-        factors = 1.0 + numbers.uniform(-self._change, self._change, value.shape)
-        return (value * factors).astype(value.dtype)
+    def value_of(self, variable: keras.Variable) -> Any:
+        """Returns the full value that a variable has in the step. All workers must call this."""
+        return self.as_array(self._replicas.arrays.read(keras_compat.stored_value(variable)))
 
     def take(self, batch: TriedBatch) -> Any:
         """Runs the step as a program on one device, or on the mesh as `fit` does."""
@@ -73,25 +49,15 @@ class JaxTrial(Trial):
             if self._alone:
                 first = self._replicas.devices[0]
                 device = jax.local_devices(backend=first.kind)[first.index]
-                trained, *others = jax.tree.map(lambda one: np.asarray(arrays.read(one)), state)
-                numbers = np.random.default_rng(self.seed)
-                trained = [self._changed(value, numbers) for value in trained]
-                placed = jax.device_put(((trained, *others), batch.whole), device)
+                whole = jax.tree.map(lambda one: np.asarray(arrays.read(one)), state)
+                placed = jax.device_put((whole, batch.whole), device)
                 logs, after = jax.jit(model.train_step)(*placed)
             else:
                 with self._replicas.placement():
                     run = StepFunction(model, model.train_step, arrays)
                     logs, after = run(state, iter([batch.given]))
-                    after = jax.tree.map(arrays.read, after)
         variables = [getattr(model, name) for name in TRAIN_STATE if name != "optimizer_variables"]
         values = [after[index] for index in (0, 1, 3)]
         for pair in zip(jax.tree.leaves(variables), jax.tree.leaves(values), strict=True):
             self.write(*pair)
-        self._is_taken = True
         return logs
-
-    @staticmethod
-    def as_array(value: Any) -> Any:
-        """Returns an array as a NumPy array."""
-        found = np.asarray(value)
-        return found.astype("float32") if found.dtype == jnp.bfloat16 else found

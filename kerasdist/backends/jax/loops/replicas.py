@@ -28,7 +28,6 @@ from kerasdist.core.sharding import HeldShard
 if TYPE_CHECKING:
     import keras
 
-    from kerasdist.backends.base.trial import Trial
     from kerasdist.job.job import Job
 
 
@@ -96,16 +95,6 @@ class JaxReplicaSet(ReplicaSet):
     def device_kind(self) -> str | None:
         """Returns the product name of these devices, such as that of a GPU or TPU."""
         return self._kind
-
-    @property
-    def trial_class(self) -> type[Trial]:
-        """The class of trial steps, which compare the mesh with one device."""
-        if self.num_replicas == 1:
-            return super().trial_class
-        # imported here, because few programs need this module
-        from kerasdist.backends.jax.fit.trial import JaxTrial
-
-        return JaxTrial
 
     def data_adapter(self, adapter: Any) -> Any:
         """Returns an adapter that yields single batches, and places them early on accelerators.

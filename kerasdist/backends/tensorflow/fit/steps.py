@@ -201,15 +201,11 @@ class FirstStepChecked:
             return self._steps(iterator)
         if is_placed and not is_last and not self._check.wants_any:
             return self._steps(iterator)
-        iterator = _looked_at(iterator, self._steps.count, self._look)
+        iterator = _looked_at(iterator, self._steps.count, self._check.look)
         is_done = self._check.is_done or (is_last and not self._check.wants_any)
         if is_done and self._model.train_function is self:
             self._model.train_function = self._steps
         return self._steps(iterator)
-
-    def _look(self, batch: Any, size: int) -> None:
-        if self._check.wants(size):
-            self._check.look(batch, size)
 
     def goes_on(self, iterator: Any) -> None:
         """Records that `iterator` continues an epoch, and does not begin one.

@@ -42,7 +42,7 @@ from kerasdist.core.user_warnings import warn_user
 from kerasdist.errors import UnsupportedError
 from kerasdist.training.metrics import KnownValues, metrics_of, prepare
 from kerasdist.training.passes import refused
-from kerasdist.training.trainer import Original, ReplicatedTrainer
+from kerasdist.training.trainer import Original, ReplicatedTrainer, symbol_of
 
 if TYPE_CHECKING:
     from kerasdist.backends.tensorflow.workers.group import Group
@@ -53,6 +53,9 @@ class _InPasses(ReplicatedTrainer):
 
     HOOKED = (*ReplicatedTrainer.HOOKED, "__call__", "build_if_needed")
 
+    # How many batches the data of the last `fit` or `evaluate` has; None if that is not known.
+    _batches_of_call: int | None = None
+
     def __call__(self, original: Original, *args: object, **kwargs: object) -> Any:
         """Calls the model, several times if there are more examples than one call may get."""
         outputs = passes.calls(self, original, args, kwargs)
@@ -61,26 +64,41 @@ class _InPasses(ReplicatedTrainer):
             trial.record_outputs(self.model, outputs)
         return outputs
 
+    def build_if_needed(
+        self, original: Original, iterator: Any = None, data_batch: Any = None
+    ) -> None:
+        """Builds losses, metrics and optimizer before training, if `call` accepts the data.
+
+        A backup restores only built metrics. On the other backends Keras itself builds them here.
+        """
+        if keras_compat.has_built_layers(self.model):
+            spec = data_batch if iterator is None else keras_compat.batch_spec(iterator)
+            with suppress(Exception):  # the step itself will report data that does not fit
+                _build_from(self.model, spec)
+
     def require_passes(self) -> None:
         """Raises an error if the model is known not to support several calls per batch."""
         if self.model.jit_compile:
             raise refused("jit_compile=True")
         super().require_passes()
 
-    def _finding_rows(self) -> Any:
-        """Returns the train function; in a `RowsFound` if `most_examples_at_once` is "auto"."""
-        model = self.model
-        is_wanted = config.most_examples_at_once() == "auto"
-        if is_wanted and not isinstance(model.train_function, RowsFound):
-            model.train_function = RowsFound(self, model.train_function)
-        return model.train_function
+    def make_function(self, name: str, original: Original, force: bool = False) -> Any:
+        """Makes a function; a `RowsFound` around it finds how many rows a pass may have, if asked.
+
+        This is asked by `config.set_most_examples_at_once("auto")`.
+        """
+        function = super().make_function(name, original, force)
+        if isinstance(function, FirstStepChecked):
+            function.batches = self._batches_of_call
+        trains, most = name == "make_train_function", config.most_examples_at_once()
+        if trains and most == "auto" and not isinstance(function, RowsFound):
+            function = self.model.train_function = RowsFound(self, function)
+        return function
 
     def _find_rows(self, rows: Any, count: int, examples: int) -> None:
         from kerasdist.backends.tensorflow.fit.trial import TensorFlowMemoryTrial  # few runs use it
 
-        def attempt() -> None:
-            memory.try_step(self.model, TensorFlowMemoryTrial(self), rows)
-
+        attempt = partial(memory.try_step, self, TensorFlowMemoryTrial, rows)
         memory.find(self, examples, count, attempt)
 
 
@@ -92,57 +110,28 @@ class PlacedTrainer(_InPasses):
         """Finds how many rows the device has memory for."""
         self._find_rows(batch, examples, examples)
 
-    def build_if_needed(
-        self, original: Original, iterator: Any = None, data_batch: object = None
-    ) -> None:
-        """Builds the metrics before training, because a backup restores only built metrics.
+    def new_function(self, step: str, original: Original) -> Callable[..., Any]:
+        """Returns Keras's own function, which runs with the strategy in force.
 
-        On the other backends Keras itself builds the metrics at this point.
+        A train function also reports its steps to the `Meter` of this `fit`, if there is one.
         """
-        if keras_compat.has_built_layers(self.model):
-            spec = data_batch if iterator is None else keras_compat.batch_spec(iterator)
-            with suppress(Exception):  # the step itself will report data that does not fit
-                _build_from(self.model, spec)
+        original(force=True)
+        function = getattr(self.model, step.replace("step", "function"))
 
-    def make_train_function(self, original: Original, force: bool = False) -> Any:
-        """Makes Keras's own function, which runs with the strategy in force.
+        def run(data: object) -> Any:
+            with whole_step(self.strategy):
+                done = function(data)
+            if current.meter is not None and step == "train_step":
+                current.meter.done(self.model.steps_per_execution, None, done)
+            return done
 
-        The function also reports its steps to the `Meter` of this `fit`, if there is one.
-        """
-        self._made("train_function", original, force)
-        return self._finding_rows()
-
-    def make_test_function(self, original: Original, force: bool = False) -> Any:
-        """Makes Keras's own function, which runs with the strategy in force."""
-        return self._made("test_function", original, force)
-
-    def make_predict_function(self, original: Original, force: bool = False) -> Any:
-        """Makes Keras's own function, which runs with the strategy in force."""
-        return self._made("predict_function", original, force)
-
-    def _made(self, name: str, original: Original, force: bool) -> Any:
-        model = self.model
-        if getattr(model, name) is None or force:
-            original(force)
-            function = getattr(model, name)
-
-            def run(data: object) -> Any:
-                with whole_step(self.strategy):
-                    done = function(data)
-                if current.meter is not None and name == "train_function":
-                    current.meter.done(model.steps_per_execution, None, done)
-                return done
-
-            setattr(model, name, run)
-        return getattr(model, name)
+        return run
 
 
 @final
 class TensorFlowTrainer(_InPasses):
     """Divides each batch over the replicas and runs the model's own step on every local batch."""
 
-    # How many batches the data of the last `fit` or `evaluate` has; None if that is not known.
-    _batches_of_call: int | None = None
     _kept_in_predict: KeptState | None = None
 
     @staticmethod
@@ -154,57 +143,44 @@ class TensorFlowTrainer(_InPasses):
             # Otherwise Keras would make the optimizer's variables while a step is traced.
             optimizer.build(model.trainable_variables)
 
-    def make_train_function(self, original: Original, force: bool = False) -> Any:
-        """Makes the function that `fit` calls for each step."""
-        model = self.model
-        self._leave_loops()
-        if model.train_function is None or force:
-            steps = self._step_function(model.train_step, trains=True)
-            model.train_function = FirstStepChecked(model, steps) if may_differ(model) else steps
-        if isinstance(model.train_function, FirstStepChecked):
-            model.train_function.batches = self._batches_of_call
-        return self._finding_rows()
+    def make_function(self, name: str, original: Original, force: bool = False) -> Any:
+        """Makes a function; first averages statistics that differ after a custom loop."""
+        if self._group.runs_loops:
+            self._group.average(averaged(self.model.non_trainable_variables))
+        return super().make_function(name, original, force)
+
+    def new_function(self, step: str, original: Original) -> Callable[..., Any]:
+        """Returns a function whose graph, or eager code, runs the step on all replicas."""
+        model, trains = self.model, step == "train_step"
+        if step == "predict_step":
+            # `take_on` drops the model's compiled functions if it recreates variables. So
+            # `take_on` is called before the new function is made.
+            take_on(model, self.replicas)
+            self._kept_in_predict = kept_state_of(model)
+            return PredictionOnBatches(self)
+        own = getattr(model, step)
+        self._prepare(own)
+        # Replicas can exchange values in the graph of a step, but not inside of a `tf.function`
+        # that this graph calls. So if the user's step is a `tf.function`, its Python code is used.
+        on_batch = partial(self._step_on_batch, uncompiled(own), kept_state_of(model))
+        steps = StepsOnIterator(self, on_batch, trains=trains)
+        return FirstStepChecked(model, steps) if trains and may_differ(model) else steps
+
+    @property
+    def trial_class(self) -> type[Any]:
+        """The class of trials, which run a step on one device and on the replicas."""
+        from kerasdist.backends.tensorflow.fit.trial import TensorFlowTrial  # few runs use it
+
+        return TensorFlowTrial
 
     def find_rows(self, batch: Any, examples: int) -> None:
         """Finds how many rows a replica has memory for. All workers must call this method."""
         first = self._group.split(batch)[0]
         self._find_rows(first.rows, int(first.size), examples)
 
-    def make_test_function(self, original: Original, force: bool = False) -> Any:
-        """Makes the function that `evaluate` calls for each step."""
-        self._leave_loops()
-        if self.model.test_function is None or force:
-            self.model.test_function = self._step_function(self.model.test_step)
-        return self.model.test_function
-
-    def make_predict_function(self, original: Original, force: bool = False) -> Any:
-        """Makes the function that `predict` calls for each step."""
-        self._leave_loops()
-        if self.model.predict_function is None or force:
-            # `take_on` drops the model's compiled functions if it recreates variables. So
-            # `take_on` is called before the new function is made.
-            take_on(self.model, self.replicas)
-            self._kept_in_predict = kept_state_of(self.model)
-            self.model.predict_function = PredictionOnBatches(self)
-        return self.model.predict_function
-
     @property
     def _group(self) -> Group:
         return self.replicas.group
-
-    def _leave_loops(self) -> None:
-        if self._group.runs_loops:
-            self._group.average(averaged(self.model.non_trainable_variables))
-
-    def _step_function(
-        self, step: Callable[[Any], Any], *, trains: bool = False
-    ) -> StepsOnIterator:
-        self._prepare(step)
-        # Replicas can exchange values in the graph of a step, but not inside of a `tf.function`
-        # that this graph calls. So if the user's step is a `tf.function`, its Python code is used.
-        step = uncompiled(step)
-        on_batch = partial(self._step_on_batch, step, kept_state_of(self.model))
-        return StepsOnIterator(self, on_batch, trains=trains)
 
     def _step_on_batch(
         self,
@@ -221,15 +197,16 @@ class TensorFlowTrainer(_InPasses):
             if not own:  # a user-defined step may have built layers just now
                 self._mark_equal_statistics()
             if self._group.is_of_workers:
-                read[:] = self._find_unsummed()
+                metrics = [v for metric in metrics_of(self.model) for v in metric.variables]
+                known = {id(one): one for one in [*metrics, *self.model.variables]}
+                read[:] = self._group.find_unsummed(known.values())
             return logs, collectives_here().end_step(read)
 
         # In Keras's own step, no code after the optimizer's update reads the updated variables. So
         # if sums are collectives, one collective at the end is enough for all sums. This is not so
         # if an optimizer has its own `apply`, because it may apply gradients more than once.
-        is_direct = self.model.optimizer is None or keras_compat.applies_directly(
-            self.model.optimizer
-        )
+        optimizer = self.model.optimizer
+        is_direct = optimizer is None or keras_compat.applies_directly(optimizer)
         waits = own and is_direct and self._group.has_collectives
         # This context is for code that runs once for all replicas, such as an optimizer's update.
         with whole_step(self.strategy):
@@ -260,8 +237,7 @@ class TensorFlowTrainer(_InPasses):
 
     def step_on_replicas(self, step: Callable[[Any], Any], batch: Any) -> Any:
         """Runs a step on the replicas eagerly, and returns the step's logs."""
-        read: list[keras.Variable] = []
-        _, _, logs, _ = self._step_on_batch(step, kept_state_of(self.model), batch, read)
+        _, _, logs, _ = self._step_on_batch(step, kept_state_of(self.model), batch, read=[])
         return logs
 
     def _mark_equal_statistics(self) -> None:
@@ -269,12 +245,6 @@ class TensorFlowTrainer(_InPasses):
             self._group.mark_equal(
                 statistics_of([self.model, *keras_compat.flat_layers(self.model)])
             )
-
-    def _find_unsummed(self) -> list[keras.Variable]:
-        """Returns the variables that can be read only by a sum over the workers."""
-        known = [v for metric in metrics_of(self.model) for v in metric.variables]
-        every = {id(variable): variable for variable in [*known, *self.model.variables]}
-        return self._group.find_unsummed(every.values())
 
     def predict_batch(self, batch: Any) -> Any:
         """Returns the rows that all replicas predict; for a scalar, the mean over the examples."""
@@ -302,21 +272,18 @@ class TensorFlowTrainer(_InPasses):
         self._prepare(self.model.predict_step)
 
     def _prepare(self, step: Callable[[Any], Any]) -> None:
-        native_strategy = self._group.native_strategy
-        take_on(self.model, self.replicas)
-        check_mirrored(
-            self.model.variables, native_strategy, f"the layers of the model {self.model.name!r}"
-        )
-        prepare(self.model, self.strategy)
-        _require_no_state_of_rows(self.model)
+        model, native_strategy = self.model, self._group.native_strategy
+        take_on(model, self.replicas)
+        check_mirrored(model.variables, native_strategy, f"the layers of the model {model.name!r}")
+        prepare(model, self.strategy)
+        _require_no_state_of_rows(model)
         self._mark_equal_statistics()
-        if (self.model.jit_compile or asks_for_xla(step)) and not self.model.run_eagerly:
-            name = self.model.name
-            is_asked = "is compiled" if self.model.jit_compile else "has a step decorated"
+        if (model.jit_compile or asks_for_xla(step)) and not model.run_eagerly:
+            is_asked = "is compiled" if model.jit_compile else "has a step decorated"
             warn_user(
-                f"The model {name!r} {is_asked} with jit_compile=True, but its steps run without "
-                "XLA, with the same results: replicas wait for each other in the middle of a "
-                "step, to sum gradients and metrics, and on TensorFlow code that XLA has "
+                f"The model {model.name!r} {is_asked} with jit_compile=True, but its steps run "
+                "without XLA, with the same results: replicas wait for each other in the middle of "
+                "a step, to sum gradients and metrics, and on TensorFlow code that XLA has "
                 "compiled can neither wait for another device nor read its variables. Pass "
                 "jit_compile=False to silence this. KERAS_BACKEND=jax compiles whole steps; in a "
                 "custom loop, tf.function(jit_compile=True) around the forward and backward pass "
@@ -334,18 +301,13 @@ class TensorFlowTrainer(_InPasses):
         model may have no `call`. Such a model is built when the step is traced.
         """
         take_on(self.model, self.replicas)
-        count = None if iterator is None else iterator.num_batches
-        self._batches_of_call = count
-        if iterator is not None:
-            data_batch = keras_compat.batch_spec(iterator)
-        if not keras_compat.internals.BUILD_BEFORE_FIT.is_there():
+        self._batches_of_call = None if iterator is None else iterator.num_batches
+        builds = self.has_builtin("train_step")
+        if not builds or not keras_compat.internals.BUILD_BEFORE_FIT.is_there():
+            super().build_if_needed(original, iterator, data_batch)
             return
-        if self.has_builtin("train_step"):
-            _build_from(self.model, data_batch)
-        elif keras_compat.has_built_layers(self.model):
-            # This builds metrics, losses and optimizer, if `call` accepts the data.
-            with suppress(Exception):
-                _build_from(self.model, data_batch)
+        spec = data_batch if iterator is None else keras_compat.batch_spec(iterator)
+        _build_from(self.model, spec)
 
 
 def _require_no_state_of_rows(model: keras.Model) -> None:
@@ -370,6 +332,4 @@ def _build_from(model: keras.Model, batch: object) -> None:
 
 
 def _description(leaf: Any) -> Any:
-    if leaf is None or isinstance(leaf, (tf.OptionalSpec, _NoneTensorSpec)):
-        return None
-    return keras.KerasTensor(tuple(leaf.shape), keras.backend.standardize_dtype(leaf.dtype))
+    return None if isinstance(leaf, tf.OptionalSpec | _NoneTensorSpec) else symbol_of(leaf)

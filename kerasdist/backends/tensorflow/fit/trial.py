@@ -63,10 +63,9 @@ class TensorFlowTrial(Trial):
     def gathered(cls, replicas: Any, batch: Any, *, spares: bool) -> TriedBatch:
         """Returns a batch with the rows of all workers."""
         job, group = replicas.job, replicas.group
-        if job is None and isinstance(batch, OwnRows):  # without a job, these are all rows
-            batch = batch.rows
-        if not isinstance(batch, OwnRows) or job is None:
-            return super().gathered(replicas, batch, spares=spares)
+        if job is None or not isinstance(batch, OwnRows):  # without a job, its rows are all rows
+            rows = batch.rows if isinstance(batch, OwnRows) else batch
+            return super().gathered(replicas, rows, spares=spares)
         own = [int(local.size) for local in group.split(batch)], _form(batch.rows)
         everyone = job.all_gather_object("rows of the first batch", own)
         sizes = tuple(size for theirs, _ in everyone for size in theirs)
@@ -145,26 +144,21 @@ class TensorFlowTrial(Trial):
     def take(self, batch: TriedBatch) -> Any:
         """Runs the step on the first device, or on the replicas as with ``run_eagerly=True``."""
         step, first = self._model.train_step, self._replicas.devices[0]
-        with _eager_functions:  # compiled functions would keep the trial's copies of variables
+        with _eager_functions():  # compiled functions would keep the trial's copies of variables
             if not self._alone:
-                trainer: Any = self._trainer
                 with self._replicas.placement():
-                    return trainer.step_on_replicas(step, batch.given)
+                    return self._trainer.step_on_replicas(step, batch.given)
             with outside_strategies(), tf.device(f"/device:{first.kind.upper()}:{first.index}"):
                 return step(keras.tree.map_structure(none_for_optional, batch.whole))
 
     @staticmethod
     def as_array(value: Any) -> Any:
         """Returns a tensor as a NumPy array; an empty array if the tensor is symbolic."""
-        value = copies(value)[0]
-        if isinstance(value, tf.RaggedTensor):
-            value = value.to_tensor()
-        if isinstance(value, tf.SparseTensor):
-            value = tf.sparse.to_dense(value)
-        value = tf.convert_to_tensor(value)
-        if tf.is_symbolic_tensor(value):
-            return np.empty(0)
-        return (tf.cast(value, tf.float32) if value.dtype == tf.bfloat16 else value).numpy()
+        first = copies(value)[0]
+        if isinstance(first, tf.Variable):  # NumPy warns if it converts a variable itself
+            first = first.read_value()
+        parts = tf.nest.flatten(first, expand_composites=True)
+        return np.empty(0) if any(map(tf.is_symbolic_tensor, parts)) else Trial.as_array(first)
 
 
 @final
@@ -180,28 +174,23 @@ class TensorFlowMemoryTrial(MemoryTrial, TensorFlowTrial):
         return None if own is None else copies(own)[0]
 
 
-@final
-class _EagerFunctions:
+_lock = threading.Lock()
+# For each trial that runs now, in any thread: whether functions ran eagerly when it began.
+_before: list[bool] = []
+
+
+@contextmanager
+def _eager_functions() -> Generator[None]:
     """Makes every ``tf.function`` in the process run eagerly until all threads' trials end."""
-
-    def __init__(self) -> None:
-        self._lock, self._trials, self._before = threading.Lock(), 0, False
-
-    def __enter__(self) -> None:
-        with self._lock:
-            if not self._trials:
-                self._before = tf.config.functions_run_eagerly()
-                tf.config.run_functions_eagerly(True)
-            self._trials += 1
-
-    def __exit__(self, *_: object) -> None:
-        with self._lock:
-            self._trials -= 1
-            if not self._trials:
-                tf.config.run_functions_eagerly(self._before)
-
-
-_eager_functions = _EagerFunctions()
+    with _lock:
+        _before.append(tf.config.functions_run_eagerly())
+        tf.config.run_functions_eagerly(True)
+    try:
+        yield
+    finally:
+        with _lock:
+            # The entry that is left last is the first one, from before all trials.
+            tf.config.run_functions_eagerly(_before.pop() or bool(_before))
 
 
 def _whole(variable: Any, own: Any) -> Any:

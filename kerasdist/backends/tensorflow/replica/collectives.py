@@ -154,14 +154,11 @@ class TensorFlowCollectives(Collectives):
         If code that is recomputed in a backward pass calls this method again, only the loss of the
         outer backward pass counts.
         """
-        is_outermost = not self._differentiates
-        if is_outermost:
-            self._differentiates, self._loss_is_weighted = True, False
-        try:
+        if self._differentiates:
             return gradient(*args, **kwargs)
-        finally:
-            if is_outermost:
-                self._differentiates = False
+        self._loss_is_weighted = False
+        with replaced(self, "_differentiates", True):
+            return gradient(*args, **kwargs)
 
     def merge_call(self, strategy: Strategy, function: Callable[..., Any], given: Arguments) -> Any:
         """Calls the function once, in the thread in which tf.distribute runs cross-replica code."""

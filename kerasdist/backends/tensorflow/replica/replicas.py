@@ -16,7 +16,7 @@ from kerasdist.api.replica_context import LocalBatch
 from kerasdist.backends.base.checks import check_communication
 from kerasdist.backends.base.interface import ReplicaOptions, ReplicaSet
 from kerasdist.backends.base.kept_state import KeptState
-from kerasdist.backends.base.runner import Runner, SoleRunner
+from kerasdist.backends.base.runner import Runner
 from kerasdist.backends.tensorflow.fit import gradients
 from kerasdist.backends.tensorflow.fit.batches import HOST
 from kerasdist.backends.tensorflow.fit.trainer import PlacedTrainer, TensorFlowTrainer
@@ -37,7 +37,6 @@ from kerasdist.core.devices import Device
 from kerasdist.core.user_warnings import warn_user
 
 if TYPE_CHECKING:
-    from kerasdist.backends.base.trial import Trial
     from kerasdist.core.context import StrategyLike
     from kerasdist.job.job import Job
 
@@ -53,11 +52,6 @@ class SoleDevice(ReplicaSet):
     def is_tracing(self) -> bool:
         """Returns whether a graph is being traced."""
         return not tf.executing_eagerly()
-
-    @cached_property
-    def runner(self) -> Runner:
-        """The object that runs user functions on the device."""
-        return SoleRunner(self.placement)
 
     def data_adapter(self, adapter: Any) -> Any:
         """Returns an adapter that yields the same batches."""
@@ -108,14 +102,6 @@ class TensorFlowReplicaSet(ReplicaSet):
     def runner(self) -> Runner:
         """The object that runs user functions on the devices."""
         return TensorFlowRunner(self, self.group)
-
-    @property
-    def trial_class(self) -> type[Trial]:
-        """The class that runs a step on one device and on the replicas, to compare the results."""
-        # imported late, because few programs need it
-        from kerasdist.backends.tensorflow.fit.trial import TensorFlowTrial
-
-        return TensorFlowTrial
 
     def data_adapter(self, adapter: Any) -> Any:
         """Returns an adapter that yields global batches, which Keras itself must not divide."""

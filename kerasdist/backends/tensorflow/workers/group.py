@@ -42,7 +42,7 @@ from kerasdist.backends.tensorflow.replica.values import (
 )
 from kerasdist.backends.tensorflow.replica.variables import copies, native
 from kerasdist.input.autoshard import WorkerBatches
-from kerasdist.training.numerics import weighted
+from kerasdist.training import numerics
 
 if TYPE_CHECKING:
     from kerasdist.job.job import Job
@@ -255,30 +255,8 @@ class Group:
         ]
 
     def mean_over_rows(self, structures: Sequence[Any], weights: Sequence[Any]) -> Any:
-        """Combines the replicas' results of a step: floats by the weighted mean over all replicas.
-
-        For numbers of other types, the result of replica 0 is returned; for strings and None, the
-        result of this process's first replica.
-        """
-
-        def to_sum(parts: Parts) -> Parts:
-            if parts[0].dtype.is_floating:
-                return list(map(weighted, parts, weights))
-            numbers = [tf.cast(one, tf.int32) if one.dtype == tf.bool else one for one in parts]
-            pairs = zip(self.local, numbers, strict=True)
-            return [one if replica == 0 else tf.zeros_like(one) for replica, one in pairs]
-
-        columns = list(zip(*map(keras.tree.flatten, structures), strict=True))
-        results = [parts[0] for parts in columns]
-        numbers = {
-            index: list(map(tf.convert_to_tensor, parts))
-            for index, parts in enumerate(columns)
-            if parts[0] is not None and tf.convert_to_tensor(parts[0]).dtype != tf.string
-        }
-        sums = self.sums(list(map(to_sum, numbers.values())))
-        for (index, parts), total in zip(numbers.items(), sums, strict=True):
-            results[index] = tf.cast(total, parts[0].dtype)
-        return keras.tree.pack_sequence_as(structures[0], results)
+        """Combines the replicas' results of a step, as `numerics.mean_over_rows` describes."""
+        return numerics.mean_over_rows(structures, weights, self.local, self.sums)
 
     def mark_equal(self, variables: Iterable[keras.Variable]) -> None:
         """Records that variables are equal on all replicas, so that reads need no collective.

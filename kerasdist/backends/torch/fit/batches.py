@@ -54,9 +54,7 @@ class Part:
         return 1.0 if self.local_batch is None else self.local_batch.weight
 
 
-def divide(
-    batch: object, replicas: int, local: range, devices: Sequence[torch.device]
-) -> list[Part] | None:
+def divide(batch: object, replica_set: Any) -> list[Part] | None:
     """Cuts a batch into consecutive local batches of sizes as equal as possible.
 
     Nones and scalars go to every replica unchanged. If one process has all replicas, a batch with
@@ -64,21 +62,20 @@ def divide(
 
     Args:
         batch: A global batch, or a `WorkerShard` with this worker's rows of a global batch.
-        replicas: How many replicas there are.
-        local: The numbers of the replicas in this process.
-        devices: The devices of these replicas, to which the local batches are copied.
+        replica_set: The replicas, to whose devices the local batches are copied.
 
     Returns:
         One `Part` for each replica of this process that gets examples. None if the batch is not
         divided: if it has no array, if it has fewer than two examples, or if, in a job, it has
         fewer examples than there are replicas.
     """
+    devices: Sequence[torch.device] = replica_set.torch_devices
     if isinstance(batch, WorkerShard):
         local_batch = LocalBatch(batch.size, batch.total, batch.size / batch.total)
         moved_rows = map_leaves(lambda leaf: move(devices[0], _tensor(leaf)), batch.rows)
         return [Part(moved_rows, local_batch)]
     batch = with_weights_in_rows(batch, _tensor)
-    total = examples(batch)
+    total, replicas, local = examples(batch), replica_set.num_replicas, replica_set.local_replicas
     if total < (2 if len(local) == replicas else replicas):
         return None
     count = min(replicas, total)

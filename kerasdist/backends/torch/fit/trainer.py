@@ -2,28 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, final
 
 import torch
 
-from kerasdist import keras_compat
+from kerasdist import config, keras_compat
 from kerasdist.backends.base.metering import rows_of
 from kerasdist.backends.torch.fit import passes
-from kerasdist.backends.torch.fit.batches import divide
-from kerasdist.backends.torch.fit.steps import Function, Step, Steps
+from kerasdist.backends.torch.fit.batches import Part, divide, join
+from kerasdist.backends.torch.fit.fit_rules import FitRules
+from kerasdist.backends.torch.fit.steps import (
+    hinting,
+    layers_with_buffers,
+    of_all,
+    require_unchanged,
+    sums_of,
+    uses_no_update,
+    versions_of,
+)
 from kerasdist.backends.torch.replica import modules
 from kerasdist.backends.torch.replica.collectives import collectives_here
+from kerasdist.backends.torch.replica.compiled import CompiledCalls
+from kerasdist.backends.torch.replica.placing import add_up
+from kerasdist.backends.torch.replica.random import chiefs_draws
 from kerasdist.backends.torch.replica.replicas import TorchReplicaSet
+from kerasdist.backends.torch.state import shards
 from kerasdist.backends.torch.state.variables import ReplicaScope
+from kerasdist.backends.torch.workers.reducer import GradientReducer
 from kerasdist.check import memory
 from kerasdist.check.first_batch import FirstBatchCheck, may_differ
-from kerasdist.core.context import current
+from kerasdist.core.context import current, whole_step
 from kerasdist.core.user_warnings import warn_user
-from kerasdist.input.sharding import WorkerShard
+from kerasdist.input.sharding import WorkerShard, examples
+from kerasdist.training.metrics import prepare
+from kerasdist.training.numerics import mean_over_rows
 from kerasdist.training.passes import most_rows, refused
 from kerasdist.training.trainer import Original, ReplicatedTrainer
+
+# A step of Keras or the user, which is called with a batch.
+Step = Callable[[Any], Any]
+
+# A function that Keras's loops call with a list of batches; each batch is one step.
+Function = Callable[[Sequence[Any]], Any]
 
 _UNCOMPILED = (
     "jit_compile=True has no effect here on PyTorch: the model runs uncompiled, and its numbers "
@@ -41,10 +64,17 @@ _GATHERS = (
 
 @final
 class TorchTrainer(ReplicatedTrainer):
-    """Makes the functions that Keras's own loops call, so that a model's steps run on replicas."""
+    """Makes the functions that Keras's own loops call, so that a model's steps run on replicas.
+
+    Every worker runs plain Keras's step on the whole batch in three cases: the batch cannot be
+    divided; this model is called inside of another model's step on a replica; or the strategy has
+    one replica.
+    """
 
     HOOKED = (*ReplicatedTrainer.HOOKED, "__call__", "zero_grad", "end_epoch")
-    sums_metrics = True
+
+    # The rules of a step whose metrics are not yet summed over the workers; None otherwise.
+    _unsummed: FitRules | None = None
 
     if TYPE_CHECKING:
         replicas: TorchReplicaSet
@@ -81,27 +111,153 @@ class TorchTrainer(ReplicatedTrainer):
         else:
             scope.clear_gradients(self.model.trainable_variables)
 
-    def make_train_function(self, original: Original, force: bool = False) -> Any:
-        """Makes ``train_function(batches)``, which returns the logs of the last batch's step."""
-        model = self.model
+    def new_function(self, step: str, original: Original) -> Function:
+        """Returns a function that runs a step per batch.
 
-        def step(batch: object) -> Any:
-            return model.train_step(batch)
-
-        if model.train_function is None or force:
-            self._require_places_of_gradients()
-            function = self._steps.make_function(step, self._as_plain_keras(step), trains=True)
-            model.train_function = self._checked(function) if may_differ(model) else function
-        return model.train_function
-
-    def _require_places_of_gradients(self) -> None:
-        """Refuses several GPUs if Keras lacks the functions that `fit/backward.py` replaces.
-
-        Without them, Python code in torch's backward threads could not find its replica.
+        A function of `fit` or `evaluate` returns the logs of the last step, a function of `predict`
+        all predictions, concatenated. A function of `fit` also reports its steps to the `Meter` of
+        this `fit`, if there is one. With several workers, the gradients of Keras's own `train_step`
+        are summed during the backward pass.
         """
-        if self.replicas.num_replicas > 1 and not self.replicas.on_cpu:
+        model, replicas, trains = self.model, self.replicas, step == "train_step"
+        if trains and replicas.num_replicas > 1 and not replicas.on_cpu:
+            # Without these, Python code in torch's backward threads could not find its replica.
             keras_compat.internals.REMAT.require()
             keras_compat.internals.CUSTOM_GRADIENT.require()
+
+        def own(batch: object) -> Any:
+            return getattr(model, step)(batch)
+
+        own = own if trains else torch.no_grad()(own)
+        alone = self._as_plain_keras(own)
+        predicts = step == "predict_step"
+        if not replicas.is_plain and not predicts:
+            prepare(model, self.strategy)
+        rules = FitRules(model, replicas.group, () if predicts else sums_of(model))
+        rules.compiled = self._calls if self._compiles_in_replicas else None
+        if predicts:
+            return lambda batches: join([self._predict(own, alone, rules, one) for one in batches])
+        if trains and replicas.gradient_sum is not None and self.has_builtin("train_step"):
+            rules.reducer = GradientReducer(model, replicas.gradient_sum, rules.sums)
+        reports_itself = not self.note_overrides()
+        may_end_with_update = trains and not reports_itself
+        is_worker = replicas.job is not None
+        with_buffers = layers_with_buffers(model)
+        finds_rows = trains and config.most_examples_at_once() == "auto"
+
+        @hinting()
+        def run(batches: Sequence[Any]) -> Any:
+            nonlocal may_end_with_update
+            for left, given in zip(reversed(range(len(batches))), batches, strict=True):
+                if finds_rows:
+                    self._find_rows(given)
+                batch, parts = self._divided(given)
+                if parts is None:
+                    self._sum_metrics()
+                    logs = self._run_alone(alone, batch, draws_alike=trains and is_worker)
+                else:
+                    before = versions_of(with_buffers) if with_buffers else []
+                    each = replicas.run(self.strategy, own, parts, rules)
+                    if before:
+                        require_unchanged(before)
+                    if may_end_with_update:  # the first step has built the metrics of `compile`
+                        rules.ends_with_update = uses_no_update(model)
+                        may_end_with_update = False
+                    wanted = replicas.batch_logs_matter or reports_itself
+                    logs = self._logs(each, parts, rules, wanted=wanted and not left)
+            if trains and current.meter is not None:
+                current.meter.done(len(batches), sum(map(rows_of, batches)), logs)
+            return logs
+
+        return self._checked(run) if trains and may_differ(model) else run
+
+    @cached_property
+    def _calls(self) -> CompiledCalls:
+        return CompiledCalls()
+
+    @property
+    def trial_class(self) -> type[Any]:
+        """The class of trials, which compare these devices with one device."""
+        if self.replicas.is_plain:
+            return super().trial_class
+        from kerasdist.backends.torch.fit.trial import TorchTrial  # few programs need it
+
+        return TorchTrial
+
+    def step_on_replicas(self, step: Step, batch: Any) -> Any:
+        """Runs the step of a `Trial` on the replicas; returns the logs of the global batch."""
+        rules = FitRules(self.model, self.replicas.group, sums_of(self.model))
+        parts = divide(batch, self.replicas)
+        assert parts is not None  # the batch has examples
+        each = self.replicas.run(self.strategy, step, parts, rules)
+        return self._logs(each, parts, rules, wanted=True)
+
+    def _logs(
+        self, each: Sequence[Any], parts: Sequence[Part], rules: FitRules, *, wanted: bool
+    ) -> Any:
+        """Returns the logs of the global batch, or an empty dict if no callback needs logs."""
+        if not wanted:
+            rules.exchange(sums=False)
+            self._unsummed = rules
+            return {}
+        self._unsummed = None
+        if self.runs_builtin_steps:
+            rules.exchange()
+            return self.model.get_metrics_result()
+        weights, numbers = [part.weight for part in parts], self.replicas.local_replicas
+        return mean_over_rows(each, weights, numbers, partial(_sums, rules))
+
+    def _predict(self, step: Step, alone: Step, rules: FitRules, given: Any) -> Any:
+        """Returns the predictions for all rows of a batch, on every worker."""
+        batch, parts = self._divided(given)
+        if parts is None:
+            return self._run_alone(alone, batch)
+        if not self.model.built:  # Keras's `predict` builds no model before its first step
+            inputs, *_ = keras_compat.unpack_x_y_sample_weight(parts[0].argument)
+            self.ensure_built(inputs)
+        own = join(self.replicas.run(self.strategy, step, parts, rules))
+        rules.exchange()
+        return of_all(self.replicas.group, own, "predict")
+
+    def _run_alone(self, step: Step, batch: Any, *, draws_alike: bool = False) -> Any:
+        """Runs plain Keras's step on every worker, with the global batch.
+
+        Sharded weights are gathered for the step. With `draws_alike`, all workers draw the same
+        random numbers.
+        """
+        replicas = self.replicas
+        with ExitStack() as contexts:
+            if replicas.divides_state:
+                contexts.enter_context(shards.held_whole(self.model.variables))
+            if current.replica is None:
+                contexts.enter_context(whole_step(self.strategy))
+                if draws_alike:
+                    device = replicas.torch_devices[0]
+                    contexts.enter_context(chiefs_draws(replicas.workers, device))
+            return step(batch)
+
+    def _sum_metrics(self) -> bool:
+        """Sums metrics over the workers if the last step has not; returns whether it did so."""
+        rules, self._unsummed = self._unsummed, None
+        if rules is not None:
+            rules.exchange()
+        return rules is not None
+
+    def _divided(self, batch: Any) -> tuple[Any, list[Part] | None]:
+        """Returns a batch, and its local batches or None if the batch is not divided."""
+        replicas = self.replicas
+        if isinstance(batch, WorkerShard) and not batch.least:
+            # A worker has no rows of this batch. So all rows are gathered, and are then divided
+            # evenly over the workers.
+            batch = of_all(replicas.group, batch.rows, "divide a batch")
+        if replicas.is_plain or current.replica is not None:
+            return batch, None
+        replicas.begin_step()
+        if replicas.job is not None:
+            replicas.first_batches.compare()
+            total = batch.total if isinstance(batch, WorkerShard) else examples(batch)
+            replicas.first_batches.history.add(total)
+        return batch, divide(batch, replicas)
 
     def _checked(self, function: Function) -> Function:
         """Wraps a train function so that its first step is compared with the step on one device."""
@@ -109,39 +265,12 @@ class TorchTrainer(ReplicatedTrainer):
 
         def checked(batches: Any) -> Any:
             for batch in batches:
-                size = rows_of(batch)
-                if check.wants(size):
-                    check.look(batch, size)
+                check.look(batch, rows_of(batch))
             if check.is_done:
                 self.model.train_function = function
             return function(batches)
 
         return checked
-
-    def make_test_function(self, original: Original, force: bool = False) -> Any:
-        """Makes ``test_function(batches)``, which returns the logs of the last batch's step."""
-        model = self.model
-        if model.test_function is None or force:
-            step = self._without_gradients("test_step")
-            model.test_function = self._steps.make_function(step, self._as_plain_keras(step))
-        return model.test_function
-
-    def make_predict_function(self, original: Original, force: bool = False) -> Any:
-        """Makes ``predict_function(batches)``, which returns all predictions, concatenated."""
-        model, steps = self.model, self._steps
-        if model.predict_function is None or force:
-            step = self._without_gradients("predict_step")
-            model.predict_function = steps.make_predict_function(step, self._as_plain_keras(step))
-        return model.predict_function
-
-    def _without_gradients(self, name: str) -> Step:
-        model = self.model
-
-        def step(batch: object) -> Any:
-            with torch.no_grad():
-                return getattr(model, name)(batch)
-
-        return step
 
     def build_symbolically(
         self, original: Original, iterator: Any = None, data_batch: Any = None
@@ -162,14 +291,14 @@ class TorchTrainer(ReplicatedTrainer):
             raise refused("jit_compile=True")
         super().require_passes()
 
-    def find_rows(self, batch: Any) -> None:
+    def _find_rows(self, batch: Any) -> None:
         """Finds how many rows of a batch a replica can compute at once, as its memory allows.
 
         All workers must call this method.
         """
         replicas, examples = self.replicas, rows_of(batch)
-        rows = -(-examples // replicas.num_replicas)
-        rows = batch.size if isinstance(batch, WorkerShard) else rows
+        is_own = isinstance(batch, WorkerShard)
+        rows = batch.size if is_own else -(-examples // replicas.num_replicas)
         memory.find(self, examples, rows, partial(self._try_step, batch))
 
     def _try_step(self, batch: Any) -> None:
@@ -177,33 +306,27 @@ class TorchTrainer(ReplicatedTrainer):
         from kerasdist.backends.torch.fit.trial import TorchMemoryTrial  # few programs need it
 
         replicas = self.replicas
-        local, devices = replicas.local_replicas[:1], replicas.torch_devices
-        parts = None if replicas.is_plain else divide(batch, replicas.num_replicas, local, devices)
+        parts = None if replicas.is_plain else divide(batch, replicas)
         with replicas.placement():
             rows = batch if parts is None else parts[0].argument
-            memory.try_step(self.model, TorchMemoryTrial(self), rows)
-
-    @cached_property
-    def _steps(self) -> Steps:
-        return Steps(self)
+            memory.try_step(self, TorchMemoryTrial, rows)
 
     def _as_plain_keras(self, step: Step) -> Step:
         if not keras_compat.uses_torch_compile(self.model):
             return step
         if self.replicas.is_plain:
             return torch.compile(step)
-        if not self.compiles_in_replicas:
+        if not self._compiles_in_replicas:
             warn_user(_UNCOMPILED + (_GATHERS if self._gathers_weights else _IN_THREADS))
         return step
 
     @property
-    def compiles_in_replicas(self) -> bool:
+    def _compiles_in_replicas(self) -> bool:
         """Whether calls of the model in a replica's step are compiled."""
         # Compiled code reads the variables themselves. A replica does so only if it is the only one
         # of its process, as in a job.
-        is_worker = self.replicas.job is not None
-        is_asked = is_worker and not self._gathers_weights
-        return is_asked and keras_compat.uses_torch_compile(self.model)
+        can_compile = self.replicas.job is not None and not self._gathers_weights
+        return can_compile and keras_compat.uses_torch_compile(self.model)
 
     @property
     def _gathers_weights(self) -> bool:
@@ -220,7 +343,11 @@ class TorchTrainer(ReplicatedTrainer):
             # The workers wait for each other, because Gloo aborts if a worker ends its process
             # while other workers still sum.
             job.all_have_one("end of the data", None)
-        return self.model.get_metrics_result() if self._steps.end() else original(logs)
+        return self.model.get_metrics_result() if self._sum_metrics() else original(logs)
+
+
+def _sums(rules: FitRules, columns: Sequence[Sequence[torch.Tensor]]) -> list[torch.Tensor]:
+    return rules.exchange(list(map(add_up, columns)))
 
 
 def _rows_alone(iterator: Iterable[Any]) -> Iterator[Any]:

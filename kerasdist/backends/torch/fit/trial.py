@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -13,7 +14,7 @@ import torch
 from kerasdist import keras_compat
 from kerasdist.backends.base.trial import Draws, MemoryTrial, Trial, TriedBatch
 from kerasdist.backends.torch import private
-from kerasdist.backends.torch.fit.steps import Steps, buffers_of, layers_with_buffers, of_all
+from kerasdist.backends.torch.fit.steps import buffers_of, layers_with_buffers, of_all
 from kerasdist.backends.torch.replica.placing import default_generators, move
 from kerasdist.backends.torch.state import shards
 from kerasdist.input import sharding
@@ -34,7 +35,7 @@ class TorchTrial(Trial):
         if not isinstance(batch, WorkerShard):
             return super().gathered(replicas, batch, spares=spares)
         group, purpose = replicas.group, "check a batch"
-        if batch.least == 0:  # a worker has no rows, so `Steps` gathers and divides all rows
+        if batch.least == 0:  # a worker has no rows, so the trainer gathers and divides all rows
             return super().gathered(replicas, of_all(group, batch.rows, purpose), spares=spares)
         if spares:
             sizes = sharding.trial_sizes(batch.sizes)
@@ -83,7 +84,7 @@ class TorchTrial(Trial):
         with self._replicas.placement():
             if self._alone:
                 return self._step(batch.whole)
-            return Steps(self._trainer).run_trial(self._step, batch.given)
+            return self._trainer.step_on_replicas(self._step, batch.given)
 
     def _step(self, batch: Any) -> Any:
         with private.intercept(_Drawing(self.draws, self.seed).run):
@@ -93,12 +94,7 @@ class TorchTrial(Trial):
     @staticmethod
     def as_array(value: Any) -> Any:
         """Returns a tensor as a NumPy array with its own memory."""
-        value = value.detach()
-        if value.layout != torch.strided:
-            value = value.to_dense()
-        if value.dtype in (torch.bfloat16, torch.float16):
-            value = value.float()
-        return value.cpu().numpy().copy()
+        return Trial.as_array(value.to_dense())
 
 
 @final
@@ -135,8 +131,8 @@ class _Drawing:
     """
 
     def __init__(self, draws: Draws, seed: int) -> None:
-        self._draws, self._seed = draws, seed
-        self._states: dict[torch.device, torch.Tensor] = {}
+        self._draws = draws
+        self._seeds = itertools.count(seed << 16)  # a seed for each draw
 
     def run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Runs an operator of torch."""
@@ -156,20 +152,13 @@ class _Drawing:
         return self._draws.draw(name, call, None)
 
     def _call(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Runs a random operator with torch's generator in the trial's own state.
-
-        Then the state that the generator has outside of the trial is restored.
-        """
+        """Runs a random operator with a seed of the trial; then restores the generator's state."""
         tensors = [one for one in args if isinstance(one, torch.Tensor)]
         device = tensors[0].device if tensors else torch.device(kwargs.get("device") or "cpu")
         generator = default_generators(device)[-1]
         before = generator.get_state()
-        if device in self._states:
-            generator.set_state(self._states[device])
-        else:
-            generator.manual_seed(self._seed)
+        generator.manual_seed(next(self._seeds))
         try:
             return func(*args, **kwargs)
         finally:
-            self._states[device] = generator.get_state()
             generator.set_state(before)

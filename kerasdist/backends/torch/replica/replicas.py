@@ -63,7 +63,6 @@ from kerasdist.training import layer_losses
 
 if TYPE_CHECKING:
     from kerasdist.api.strategy import Strategy
-    from kerasdist.backends.base.trial import Trial
 
 
 @final
@@ -94,7 +93,6 @@ class TorchReplicaSet(ReplicaSet):
         job: Job | None = None,
         *,
         trainer_class: type[Any],
-        trial_class: type[Trial],
     ) -> None:
         """Makes the replica set. All workers of a job must do this, after `connect`."""
         if job is not None and len(devices) != 1:
@@ -105,7 +103,7 @@ class TorchReplicaSet(ReplicaSet):
                 f"devices=[{str(devices[0])!r}]."
             )
         super().__init__(devices, options, job)
-        self.trainer_class, self._trial_class = trainer_class, trial_class
+        self.trainer_class = trainer_class
         self.torch_devices = [torch_device(device) for device in devices]
         self.timeout = Timeouts.of_environment().meeting
         self._replicas: LocalReplicas | None = None
@@ -156,11 +154,6 @@ class TorchReplicaSet(ReplicaSet):
         if self.is_plain:
             return SoleRunner(self.placement)
         return TorchRunner(self)
-
-    @property
-    def trial_class(self) -> type[Trial]:
-        """The class of trial steps, which compare these devices with one device."""
-        return super().trial_class if self.is_plain else self._trial_class
 
     def free_bytes(self) -> int | None:
         """Returns how much memory is free on the fullest GPU; None if there is no GPU."""
