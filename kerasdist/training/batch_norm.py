@@ -56,10 +56,17 @@ def statistics_options(options: dict[str, Any]) -> dict[str, Any]:
     maker = keras_compat.maker_of_variable() if internals.NAME_SCOPES.is_there() else None
     if not isinstance(maker, keras.layers.BatchNormalization):
         return options
-    if strategy.options.batch_norm == "per_replica":
-        # Each assignment stores the mean of the replicas' values, which `fit` weights by rows.
-        return options | {"aggregation": "mean"}
-    return options | {"aggregation": "mean", "synchronization": "on_read"}
+    synchronization = _synchronization(strategy.options.batch_norm)
+    return options | {"aggregation": "mean", "synchronization": synchronization}
+
+
+def _synchronization(batch_norm: str | None) -> str:
+    """Returns how moving statistics, which are means over the replicas, are synchronized.
+
+    With ``"per_replica"`` each assignment stores the mean of the replicas' values, which `fit`
+    weights by rows. Otherwise a read computes the mean.
+    """
+    return "auto" if batch_norm == "per_replica" else "on_read"
 
 
 def called(original: Original, layer: keras.Layer, *args: object, **kwargs: object) -> Any:
@@ -73,12 +80,7 @@ def called(original: Original, layer: keras.Layer, *args: object, **kwargs: obje
         return original(layer, *args, **kwargs)
     _require_places()
     if replica.local_batch is None and replica.num_replicas_in_sync > 1:
-        # A variable with the aggregation "none" was made outside of every scope.
-        keep_statistics(
-            layer,
-            replica.strategy.options.batch_norm,
-            lambda variable: variable.aggregation == "none",
-        )
+        keep_statistics(layer, replica.strategy.options.batch_norm)
     is_alike = _is_synchronized(replica, layer)
     with replica.collectives.equal_writes() if is_alike else nullcontext():
         return original(layer, *args, **kwargs)
@@ -90,12 +92,11 @@ def _require_places() -> None:
     internals.NAME_SCOPES.require()
 
 
-def keep_statistics(layer: Any, batch_norm: str | None, is_outside: Callable[[Any], bool]) -> None:
+def keep_statistics(layer: Any, batch_norm: str | None) -> None:
     """Sets how replicas aggregate moving statistics that were made outside of the scope."""
-    synchronization = "auto" if batch_norm == "per_replica" else "on_read"
     for variable in (layer.moving_mean, layer.moving_variance):
-        if is_outside(variable):
-            keras_compat.set_replication(variable, synchronization, "mean")
+        if variable.aggregation == "none":  # made outside of every scope
+            keras_compat.set_replication(variable, _synchronization(batch_norm), "mean")
 
 
 def moments(original: Original, layer: Any, inputs: Any, mask: Any) -> tuple[Any, Any]:

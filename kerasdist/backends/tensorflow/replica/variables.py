@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import partial
 from typing import Any
 
 import keras
@@ -200,8 +199,7 @@ def take_on(model: Any, replicas: Any) -> None:
     with native_strategy.scope():
         for layer in keras_compat.flat_layers(model):
             if isinstance(layer, keras.layers.BatchNormalization) and layer.built:
-                is_changed = partial(is_foreign, native_strategy=native_strategy)
-                keep_statistics(layer, replicas.options.batch_norm, is_changed)
+                keep_statistics(layer, replicas.options.batch_norm)
             if adopt_all(layer.variables, native_strategy):
                 recreated = True
                 if isinstance(layer, keras.Model):
