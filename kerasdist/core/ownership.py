@@ -1,4 +1,4 @@
-"""Records under which strategy each Keras variable was made, and which strategies are unused."""
+"""Records the strategy of each Keras variable, the weights of slots, and unused strategies."""
 
 from __future__ import annotations
 
@@ -44,6 +44,8 @@ class VariableTable(Generic[_Entry]):
 
 _made_under: VariableTable[weakref.ref[StrategyLike]] = VariableTable()
 
+# For each variable of an optimizer: the weight to which the variable belongs, if there is one.
+_weights: VariableTable[tuple[Any]] = VariableTable()
 
 # All strategies with several replicas that still exist.
 _strategies: weakref.WeakSet[StrategyLike] = weakref.WeakSet()
@@ -73,6 +75,23 @@ def record_owner(variable: object, strategy: StrategyLike) -> None:
 def variables_of(strategy: StrategyLike) -> list[Any]:
     """Returns a strategy's variables that still exist, in the order in which they were made."""
     return [one for one in _made_under.variables() if strategy_of(one) is strategy]
+
+
+def record_slot(variable: Any, weight: Any) -> None:
+    """Records that a variable belongs to an optimizer, and to a weight if `weight` is not None."""
+    # The entry of a variable must not refer to that variable, which could then never be freed.
+    _weights.put(variable, (None if weight is variable else weight,))
+
+
+def is_slot(variable: Any) -> bool:
+    """Returns whether a variable belongs to an optimizer, as far as that is recorded."""
+    return _weights.get(variable) is not None
+
+
+def weight_of(variable: Any) -> Any:
+    """Returns the weight to which an optimizer's variable belongs, or any other variable itself."""
+    known = _weights.get(variable)
+    return variable if known is None or known[0] is None else known[0]
 
 
 def require_own(variable: Any) -> None:

@@ -26,7 +26,7 @@ from jax.sharding import NamedSharding, Sharding
 
 from kerasdist import keras_compat
 from kerasdist.backends.jax.mesh.arrays import HOST, in_device_memory
-from kerasdist.backends.jax.mesh.layout import weight_of
+from kerasdist.core.ownership import weight_of
 from kerasdist.core.sharding import GROUP_BYTES
 
 _copies: ContextVar[_Copies | None] = ContextVar("copies", default=None)

@@ -1,7 +1,7 @@
 """Decides how devices form a mesh, and which part of an array each device holds.
 
-This file also decides which axis of a variable is sharded (`sharding=`), and knows to which weight
-a variable of an optimizer belongs.
+This file also decides which axis of a variable is sharded (`sharding=`), and records to which
+weight a variable of an optimizer belongs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from kerasdist.backends.base.variable_rules import is_on_read
 from kerasdist.backends.jax.internals import CREATE_DEVICE_MESH
 from kerasdist.backends.jax.mesh.arrays import HOST
 from kerasdist.core.context import current, replaced
-from kerasdist.core.ownership import VariableTable
+from kerasdist.core.ownership import VariableTable, is_slot, record_slot, weight_of
 from kerasdist.core.partitions import Splits, check_partition, mesh_axes, prime_factors
 from kerasdist.core.sharding import Sharding, is_small
 from kerasdist.core.user_warnings import warn_user
@@ -37,9 +37,6 @@ _IN_HOST = "replica_in_host"
 # A warning is given if less than this fraction of the bytes of large variables can be sharded.
 _MUCH = 0.9
 WHOLE = PartitionSpec()
-
-# For each variable of an optimizer: the weight to which the variable belongs, if there is one.
-_weights: VariableTable[Any] = VariableTable()
 
 # Maps a weight to the axis that the layout map of the model's class shards over the mesh axis
 # "batch", and to the key in that map. Both are stored when the weight is made, because other
@@ -86,7 +83,7 @@ def _note_new(
 ) -> None:
     """Makes a variable; if an optimizer makes it, first records to which weight it belongs."""
     if keras_compat.is_of_optimizer():
-        _note(variable, _thread.weight)
+        record_slot(variable, _thread.weight)
     original(variable, *args, **kwargs)
 
 
@@ -101,23 +98,7 @@ def note_all(optimizer: keras.Optimizer, weights: Iterable[keras.Variable]) -> N
         owners = keras_compat.referenced_variables(optimizer, weights)
         for variable, weight in zip(optimizer.variables, owners, strict=True):
             if not is_slot(variable):
-                _note(variable, weight)
-
-
-def _note(variable: keras.Variable, weight: keras.Variable | None) -> None:
-    # The entry of a variable must not refer to that variable, which could then never be freed.
-    _weights.put(variable, (None if weight is variable else weight,))
-
-
-def is_slot(variable: keras.Variable) -> bool:
-    """Returns whether a variable belongs to an optimizer."""
-    return _weights.get(variable) is not None
-
-
-def weight_of(variable: keras.Variable) -> Any:
-    """Returns the weight to which an optimizer's variable belongs, or any other variable itself."""
-    known = _weights.get(variable)
-    return variable if known is None or known[0] is None else known[0]
+                record_slot(variable, weight)
 
 
 @final

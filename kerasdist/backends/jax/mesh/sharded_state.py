@@ -39,7 +39,7 @@ from kerasdist.backends.jax.mesh.arrays import (
 )
 from kerasdist.backends.jax.mesh.gathers import gather
 from kerasdist.backends.jax.mesh.host_memory import constrained
-from kerasdist.backends.jax.mesh.layout import in_step, layout_of_step, weight_of
+from kerasdist.backends.jax.mesh.layout import in_step, layout_of_step
 from kerasdist.backends.jax.mesh.worker_placement import checksums_of
 from kerasdist.core import context, ownership
 
@@ -76,7 +76,7 @@ def install() -> None:
 
 def _place_of(variable: keras.Variable) -> Placement | None:
     """Returns the placement of a variable that is sharded, or on the host; else None."""
-    weight = weight_of(variable)
+    weight = ownership.weight_of(variable)
     strategy = (
         ownership.strategy_of(variable)
         or ownership.strategy_of(weight)

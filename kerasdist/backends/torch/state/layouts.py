@@ -23,7 +23,7 @@ from kerasdist.backends.torch.state.layout_shards import LayoutShard
 from kerasdist.backends.torch.state.sharded_optimizers import ShardedOptimizer, ShardRules
 from kerasdist.backends.torch.state.shards import Shard
 from kerasdist.backends.torch.state.tensor_parallel import LayoutWeights
-from kerasdist.core.ownership import VariableTable
+from kerasdist.core.ownership import weight_of
 from kerasdist.errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -94,7 +94,6 @@ class LayoutRules(ShardRules):
         super().__init__(workers, job)
         self._axes = list(mesh.axis_names)
         self.row, self.column = workers.in_grid(mesh.shape[1])
-        self._owners: VariableTable[Any] = VariableTable()
         self.weights = LayoutWeights(self.row, self._reader, self._axes[1])
 
     def new_state(self, optimizer: keras.optimizers.Optimizer) -> LayoutOptimizer:
@@ -109,8 +108,7 @@ class LayoutRules(ShardRules):
 
     def why_whole(self, variable: keras.Variable) -> str:
         """Returns why a variable is not sharded, in words for the table of `describe_layout`."""
-        owner = self._owners.get(variable)
-        return self._reader.why(variable if owner is None else owner, variable.shape)
+        return self._reader.why(weight_of(variable), variable.shape)
 
     def new_shard(self, variable: keras.Variable) -> LayoutShard:
         """Returns a new shard of a weight, laid out as the map says."""
@@ -123,8 +121,3 @@ class LayoutRules(ShardRules):
     def shards_update(self, optimizer: keras.optimizers.Optimizer, weight: keras.Variable) -> bool:
         """Returns whether an optimizer updates only this worker's shard of a weight."""
         return shards.shard_of(weight) is not None and super().shards_update(optimizer, weight)
-
-    def note_slot(self, weight: keras.Variable, slot: keras.Variable) -> None:
-        """Records to which weight a variable of an optimizer belongs."""
-        if slot is not weight:
-            self._owners.put(slot, weight)

@@ -194,7 +194,7 @@ def _make_slot(
     strategy = ownership.strategy_of(reference_variable)
     rules = _rules_of(strategy)
     if rules is not None:
-        rules.note_slot(reference_variable, slot)
+        ownership.record_slot(slot, reference_variable)
         if rules.shards_update(optimizer, reference_variable):
             if optimizer not in _sharded:
                 _sharded[optimizer] = rules.new_state(optimizer)
@@ -301,9 +301,6 @@ class ShardRules(abc.ABC):
     @abc.abstractmethod
     def why_whole(self, variable: keras.Variable) -> str:
         """Returns why a variable is not sharded, in words for the table of `describe_layout`."""
-
-    def note_slot(self, weight: keras.Variable, slot: keras.Variable) -> None:  # noqa: B027
-        """Records to which weight a variable of an optimizer belongs, if the rules need it."""
 
     def shard_weight(self, variable: keras.Variable, initializer: Any) -> None:
         """Gives each worker its shard of a new weight. All workers must call this method."""
