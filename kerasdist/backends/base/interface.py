@@ -283,7 +283,6 @@ class ReplicaSet(abc.ABC):
 
     is_in_call = False
     batch_logs_matter = True
-    reads_need_all_workers = False
     measures_data = True
     measures_collectives = False
     trainer_class: type[Any]
@@ -312,6 +311,7 @@ class ReplicaSet(abc.ABC):
         self.steps_ahead = 1 if self.on_cpu else _STEPS_AHEAD
         self.options = options
         self.job = job
+        self.reads_need_all_workers = self.divides_state
         self.rank, self.num_workers = (0, 1) if job is None else (job.rank, job.num_workers)
         here, each = len(self.devices), options.devices_per_replica
         self.num_replicas = self.num_workers * here // each

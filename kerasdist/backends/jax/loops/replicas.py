@@ -54,8 +54,6 @@ class JaxReplicaSet(ReplicaSet):
         self.logical_devices = self.arrays.layout
         if self.arrays.layout.shards_between_steps:
             sharded_state.add(self.arrays)
-        if self.arrays.layout.rule is not None:
-            self.reads_need_all_workers = job is not None
         self._kind = jax_devices[0].device_kind
 
     def _place(self, devices: Sequence[Any], options: ReplicaOptions, job: Job | None) -> Placement:

@@ -118,7 +118,6 @@ class TorchReplicaSet(ReplicaSet):
             self.workers = self.group = ProcessGroup(job, device, options.communication)
             if self.divides_state:
                 self._divide_state(self.workers, job)
-                self.reads_need_all_workers = True
             self.gradient_sum = GradientSum(self.group, job)
         self.gradients_travel_as = self.group.gradients_travel_as
         # On GPUs the host cannot measure how long collectives take, because NCCL's functions return
