@@ -7,6 +7,7 @@ import sys
 import sysconfig
 import warnings
 from pathlib import Path
+from weakref import WeakKeyDictionary
 
 PACKAGE = f"{Path(__file__).parents[1]}{os.sep}"
 """The folder of kerasdist."""
@@ -37,3 +38,18 @@ def warn_user(message: str) -> None:
             break
         frame, level = frame.f_back, level + 1
     warnings.warn(message, stacklevel=level)
+
+
+# By object: the messages, or the names of their subjects, of which `warn_once` has warned.
+_warned: WeakKeyDictionary[object, set[str]] = WeakKeyDictionary()
+
+
+def warn_once(owner: object, message: str, subject: str = "") -> None:
+    """Gives a warning (see `warn_user`) about an object, unless the same was given before.
+
+    Warnings count as the same if they have the same subject; without a subject, the same message.
+    """
+    known = _warned.setdefault(owner, set())
+    if (subject or message) not in known:
+        known.add(subject or message)
+        warn_user(message)

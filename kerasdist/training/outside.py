@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import weakref
-from typing import Any
-
 import keras
 
 from kerasdist import keras_compat
 from kerasdist.core import context, ownership
-from kerasdist.core.user_warnings import warn_user
+from kerasdist.core.user_warnings import warn_once
 from kerasdist.errors import ScopeError, UnsupportedError
 from kerasdist.job.job import current_job
-
-# The models about which a warning was already given.
-_told: weakref.WeakSet[Any] = weakref.WeakSet()
 
 _TRAINING = ("fit", "train_on_batch")
 
@@ -58,7 +52,7 @@ def warn(model: keras.Model, call: str) -> None:
     """
     here = context.strategy_in_force()
     strategy = here if here.num_replicas_in_sync > 1 else ownership.unused_strategy()
-    if strategy is None or model in _told:
+    if strategy is None:
         return
     job = current_job()
     place = (
@@ -71,10 +65,11 @@ def warn(model: keras.Model, call: str) -> None:
             f"would train by itself, on all data. Received: {place}. To train a model on each "
             "worker by itself, make it in the scope of kerasdist.OneDeviceStrategy."
         )
-    _told.add(model)
-    warn_user(
+    warn_once(
+        model,
         f"Expected a model made in the scope of the strategy. Received: {place}. "
-        f"As it is, `{call}` runs on one device, as in plain Keras."
+        f"As it is, `{call}` runs on one device, as in plain Keras.",
+        "scope",
     )
 
 

@@ -20,6 +20,7 @@ from kerasdist import keras_compat
 from kerasdist.backends.torch.state import host_memory
 from kerasdist.backends.torch.workers.buckets import in_buckets
 from kerasdist.core import ownership
+from kerasdist.core.context import current
 
 # The most bytes of a group's gradients: a group fits into a CPU's cache, or keeps a GPU busy.
 _BYTES_ON_CPU, _BYTES_ON_GPU = 2**21, 2**28
@@ -50,7 +51,8 @@ def _in_groups(original: Callable[..., None]) -> Callable[..., None]:
         else:
             most_bytes = _BYTES_ON_CPU if grads[0].device.type == "cpu" else _BYTES_ON_GPU
             groups = in_buckets(dict(enumerate(grads)), most_bytes)
-        device, offloads = grads[0].device, optimizer in host_memory.held
+        device = grads[0].device
+        offloads = current.trial is None and optimizer in host_memory.held
         for group in groups:
             variables = [trainable_variables[index] for index in group]
             with host_memory.on_device(optimizer, variables, device) if offloads else nullcontext():

@@ -14,7 +14,7 @@ import torch
 from kerasdist.backends.torch.state.reads import ReadRecorder
 from kerasdist.core import context
 from kerasdist.core.structures import map_leaves
-from kerasdist.core.user_warnings import warn_user
+from kerasdist.core.user_warnings import warn_once
 from kerasdist.job.job import FUNCTION, translating_failures
 
 _UNCOMPILED = (
@@ -33,7 +33,6 @@ class Step:
         functools.update_wrapper(self, function)
         self._function = function
         self._compiled = torch.compile(function) if jit_compile else None
-        self._warned = False
 
     def __get__(self, owner: Any, kind: Any = None) -> Callable[..., Any]:
         """Binds the step to an object, as Python does with a function in a class."""
@@ -56,9 +55,8 @@ class Step:
 
     def warn_if_compiled(self) -> None:
         """Warns once that several replicas run uncompiled code, if the user asked to compile."""
-        if self._compiled is not None and not self._warned:
-            self._warned = True
-            warn_user(_UNCOMPILED)
+        if self._compiled is not None:
+            warn_once(self, _UNCOMPILED)
 
 
 running_step: ContextVar[Step | None] = ContextVar("the step that runs", default=None)

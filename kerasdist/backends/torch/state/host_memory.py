@@ -17,9 +17,8 @@ import keras
 import torch
 
 from kerasdist import keras_compat
-from kerasdist.core.context import current
 from kerasdist.core.ownership import VariableTable
-from kerasdist.core.user_warnings import warn_user
+from kerasdist.core.user_warnings import warn_once
 
 held: weakref.WeakKeyDictionary[keras.Optimizer, VariableTable[list[keras.Variable]]] = (
     weakref.WeakKeyDictionary()
@@ -27,7 +26,6 @@ held: weakref.WeakKeyDictionary[keras.Optimizer, VariableTable[list[keras.Variab
 """For each optimizer and each weight: the optimizer's variables in the host's memory."""
 
 _on_host: VariableTable[bool] = VariableTable()
-_warned: weakref.WeakSet[keras.Optimizer] = weakref.WeakSet()
 
 # Variables whose names end with these words stay on the device, because Keras changes them outside
 # of a group's update.
@@ -41,14 +39,13 @@ def move(optimizer: keras.Optimizer, weight: keras.Variable, slot: keras.Variabl
     if stored is None or stored.is_meta or slot.name.endswith(_ON_DEVICE):
         return
     if not keras_compat.updates_at_once(optimizer):
-        if optimizer not in _warned:
-            _warned.add(optimizer)
-            warn_user(
-                f"The device holds the variables of the optimizer {optimizer.name!r}, in spite of "
-                "offload='optimizer': on PyTorch only optimizers of Keras that update many weights "
-                "at once, such as SGD, Adam and AdamW, keep variables on the host. Received: "
-                f"{type(optimizer).__name__}."
-            )
+        warn_once(
+            optimizer,
+            f"The device holds the variables of the optimizer {optimizer.name!r}, in spite of "
+            "offload='optimizer': on PyTorch only optimizers of Keras that update many weights at "
+            "once, such as SGD, Adam and AdamW, keep variables on the host. Received: "
+            f"{type(optimizer).__name__}.",
+        )
         return
     own = torch.empty_like(stored, device="cpu", pin_memory=stored.is_cuda)
     keras_compat.store_value(slot, torch.nn.Parameter(own.copy_(stored), requires_grad=False))
@@ -67,10 +64,7 @@ def on_device(
     optimizer: keras.Optimizer, weights: Iterable[keras.Variable], device: torch.device
 ) -> Generator[None]:
     """Keeps an optimizer's variables for some weights on a device while the weights are updated."""
-    table = None if current.trial is not None else held.get(optimizer)
-    if table is None:
-        yield
-        return
+    table = held[optimizer]
     slots = [slot for weight in weights for slot in table.get(weight) or ()]
     before = keras_compat.stored_values(slots)
     for slot, own in zip(slots, before, strict=True):

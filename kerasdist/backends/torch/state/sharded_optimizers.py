@@ -29,7 +29,7 @@ from kerasdist.core.context import current, scoped_strategy
 from kerasdist.core.internals import require_all
 from kerasdist.core.ownership import VariableTable
 from kerasdist.core.sharding import is_small
-from kerasdist.core.user_warnings import warn_user
+from kerasdist.core.user_warnings import warn_once
 from kerasdist.keras_compat import LossScaleOptimizer
 
 if TYPE_CHECKING:
@@ -284,7 +284,6 @@ class ShardRules(abc.ABC):
         install()
         self._workers = workers
         self._job = job
-        self._warned: weakref.WeakSet[keras.optimizers.Optimizer] = weakref.WeakSet()
 
     @abc.abstractmethod
     def new_state(self, optimizer: keras.optimizers.Optimizer) -> ShardedOptimizer:
@@ -321,14 +320,13 @@ class ShardRules(abc.ABC):
             return False
         if keras_compat.is_elementwise(optimizer):
             return True
-        if optimizer not in self._warned:
-            self._warned.add(optimizer)
-            kinds = ", ".join(one.__name__ for one in keras_compat.ELEMENTWISE)
-            warn_user(
-                f"Each worker holds all variables of the optimizer {optimizer.name!r}, in spite of "
-                "sharding: on PyTorch only an optimizer that updates each element of a weight by "
-                f"itself ({kinds}) is sharded. Received: {type(optimizer).__name__}."
-            )
+        kinds = ", ".join(one.__name__ for one in keras_compat.ELEMENTWISE)
+        warn_once(
+            optimizer,
+            f"Each worker holds all variables of the optimizer {optimizer.name!r}, in spite of "
+            "sharding: on PyTorch only an optimizer that updates each element of a weight by "
+            f"itself ({kinds}) is sharded. Received: {type(optimizer).__name__}.",
+        )
         return False
 
 

@@ -34,7 +34,7 @@ from kerasdist.backends.torch.state.shards import draw_all, shard_of
 from kerasdist.core.context import current
 from kerasdist.core.ownership import VariableTable
 from kerasdist.core.structures import flatten, map_leaves
-from kerasdist.core.user_warnings import warn_user
+from kerasdist.core.user_warnings import warn_once
 
 if TYPE_CHECKING:
     from kerasdist.backends.base.layout_maps import MapReader
@@ -101,7 +101,6 @@ class LayoutWeights(ShardedWeights):
         self._row, self._reader, self._inside = row, reader, inside
         self._mesh = row.mesh()
         self._leaves: VariableTable[Leaf] = VariableTable()
-        self._warned: set[str] = set()
 
     def tensor(self, variable: keras.Variable) -> torch.Tensor | None:
         """Returns the leaf of a weight, which need not be gathered; None for other variables."""
@@ -166,11 +165,12 @@ class LayoutWeights(ShardedWeights):
         axis = axes.index(self._inside) if self._inside in axes else None
         if axis is not None and leaf.shape[axis] % self._mesh.size():
             axis = None  # some of DTensor's rules need blocks of equal size
-            self._warn_once(
-                path,
+            warn_once(
+                self,
                 "Expected the workers of a replica to divide the output of a layer evenly, so "
                 f"each worker has it whole. Received: layout={tuple(axes)} for {path!r} of "
                 f"shape={tuple(leaf.shape)}, over {self._mesh.size()} workers.",
+                path,
             )
         place = _REPLICATED if axis is None else Along(axis)
         joined = leaf if isinstance(leaf, DTensor) else _placed(leaf, self._mesh)
@@ -227,8 +227,8 @@ class LayoutWeights(ShardedWeights):
             except (NotImplementedError, RuntimeError) as error:
                 if not _has_no_rule(error):
                     raise
-        self._warn_once(
-            str(operation),
+        warn_once(
+            self,
             f"torch's DTensor has no rule for {operation}, so each worker of a replica computes "
             "it from whole values: the numbers are the same, and this operator takes the memory "
             "and time of one device. Received: a LayoutMap that divides the operator's inputs.",
@@ -265,11 +265,6 @@ class LayoutWeights(ShardedWeights):
             return _placed(leaf, self._mesh)
 
         return map_leaves(wrapped, result)
-
-    def _warn_once(self, about: str, message: str) -> None:
-        if about not in self._warned:
-            self._warned.add(about)
-            warn_user(message)
 
 
 def _summed(result: Any) -> Any:
