@@ -33,10 +33,6 @@ class VariableTable(Generic[_Entry]):
         """Removes a variable's entry, if it has one."""
         self._entries.pop(id(variable), None)
 
-    def ids(self) -> list[int]:
-        """Returns the ids of the variables that have an entry."""
-        return list(self._entries)
-
     def variables(self) -> list[Any]:
         """Returns the variables that have an entry."""
         return [one for known, _ in list(self._entries.values()) if (one := known()) is not None]

@@ -161,7 +161,7 @@ class TPUStrategy(Strategy):
                 the number of logical devices. If a rule does not fit a variable's shape, the call
                 that uses the variable raises this error.
         """
-        self._devices_of_replica.split_variables(rules)
+        self._devices_of_replica.splits.add(rules)
 
     @property
     def _devices_of_replica(self) -> Any:

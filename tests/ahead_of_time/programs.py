@@ -133,7 +133,7 @@ def program_of(program: Program, devices: list[Any]) -> TrainingProgram:
         model._symbolic_build(data_batch=(x, y))
         optimizer.build(model.trainable_variables)
     layout = Layout(devices, program.logical_devices, program.sharding, offload=program.offload)
-    layout.split_variables(program.splits)
+    layout.splits.add(program.splits)
     gathers.GROUP_BYTES = host_memory.GROUP_BYTES = program.group_bytes
     batch = tuple(jax.ShapeDtypeStruct(one.shape, one.dtype) for one in (x, y))
     return ahead_of_time.training_program(model, batch, layout)

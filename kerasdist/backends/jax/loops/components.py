@@ -62,8 +62,8 @@ def recall(variable: keras.Variable) -> Components | None:
 
 def diverged(variables: Mapping[int, keras.Variable]) -> set[int]:
     """Returns the ids of the given variables that have components."""
-    ids = [key for key in _of_variable.ids() if key in variables]
-    return {key for key in ids if recall(variables[key]) is not None}
+    known = [one for one in _of_variable.variables() if id(one) in variables]
+    return {id(one) for one in known if recall(one) is not None}
 
 
 def derived(variable: keras.Variable, aggregate: jax.Array, replicas: int) -> jax.Array:

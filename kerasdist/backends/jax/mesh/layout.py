@@ -388,7 +388,7 @@ class Layout:
 
     def adopt(self, other: Layout) -> None:
         """Copies from another layout the split variables and the layout maps of models' classes."""
-        self.split_variables(other.splits.rules)
+        self.splits.add(other.splits.rules)
         if isinstance(self.rule, OverReplicas) and isinstance(other.rule, OverReplicas):
             self.rule.own_maps |= other.rule.own_maps
 
@@ -401,10 +401,6 @@ class Layout:
     def shards_state(self) -> bool:
         """Whether a device may hold only a shard of a variable, or nothing of the variable."""
         return self.shards_between_steps or bool(self.splits.rules)
-
-    def split_variables(self, rules: Mapping[str, Sequence[int]]) -> None:
-        """Adds rules for variables that are cut over the logical devices (see `Splits.add`)."""
-        self.splits.add(rules)
 
     def assign(self, tensor: jax.Array, device: int) -> jax.Array:
         """Replicates a step's tensor on all logical devices, and so on the requested device."""
