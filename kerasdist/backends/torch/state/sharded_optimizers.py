@@ -12,7 +12,7 @@ import abc
 import weakref
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache, partial
+from functools import cache
 from typing import TYPE_CHECKING, Any, final
 
 import keras
@@ -61,12 +61,11 @@ class ShardedOptimizer:
         # workers of the group.
         self._divided: list[tuple[ProcessGroup, list[bool]]] = []
 
-    def add(self, weight: keras.Variable, slot: keras.Variable, new: Callable[[], Shard]) -> None:
-        """Shards a slot, an optimizer's variable for one weight; `new` makes a `Shard`."""
-        shards.keep_shard(slot, new())
+    def add(self, weight: keras.Variable, slot: keras.Variable, shard: Shard) -> None:
+        """Shards a slot, an optimizer's variable for one weight."""
+        shards.keep_shard(slot, shard)
         self._slots.append(slot)
-        if self._weights.get(weight) is None:
-            self._weights.put(weight, new())
+        self._weights.put(weight, shard)
 
     def updated(self, weight: keras.Variable) -> Shard | None:
         """Returns the shard of a weight that this worker updates; None if it updates all values."""
@@ -198,10 +197,9 @@ def _make_slot(
         if rules.shards_update(optimizer, reference_variable):
             if optimizer not in _sharded:
                 _sharded[optimizer] = rules.new_state(optimizer)
-            new = partial(rules.new_shard, reference_variable)
-            _sharded[optimizer].add(reference_variable, slot, new)
-    replicas: Any = None if strategy is None else strategy.replica_set
-    options = None if replicas is None else replicas.options
+            shard = rules.new_shard(reference_variable)
+            _sharded[optimizer].add(reference_variable, slot, shard)
+    options = None if strategy is None else strategy.options
     if options is not None and options.offload and not is_small(options.sharding, slot.shape):
         host_memory.move(optimizer, reference_variable, slot)
     return slot
