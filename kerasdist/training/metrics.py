@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakKeyDictionary
 
 import keras
 
@@ -32,9 +32,6 @@ from kerasdist.training.binding import bind
 
 if TYPE_CHECKING:
     from kerasdist.api.strategy import Strategy
-
-# The metrics that `fit` updates with the global batch, so that all replicas have the same state.
-_of_global_batch: WeakSet[Any] = WeakSet()
 
 # Whether the user's function in a ``MeanMetricWrapper`` returns one value for all examples.
 _returns_scalar: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
@@ -159,7 +156,7 @@ class GlobalBatchMetric:
     def update_state(self, *args: object, **kwargs: object) -> Any:
         """Updates the state with the rows of all replicas, all of which must call this method."""
         replica = current.replica
-        if replica is None or replica.num_replicas_in_sync == 1 or self not in _of_global_batch:
+        if replica is None or replica.num_replicas_in_sync == 1:
             return super().update_state(*args, **kwargs)  # type: ignore[misc]
         args, kwargs = numerics.gather_rows(replica, (args, kwargs))
         # These rows are the global batch, so inner metrics must not gather or weight them.
@@ -167,9 +164,8 @@ class GlobalBatchMetric:
             return super().update_state(*args, **kwargs)  # type: ignore[misc]
 
     def add_variable(self, *args: object, **kwargs: object) -> Any:
-        """Makes a state variable; reads return replica 0's value if the metric gets all rows."""
-        if self in _of_global_batch:
-            kwargs["aggregation"] = "only_first_replica"
+        """Makes a state variable, whose value is replica 0's, as all replicas get all rows."""
+        kwargs["aggregation"] = "only_first_replica"
         return super().add_variable(*args, **kwargs)  # type: ignore[misc]
 
 
@@ -197,14 +193,14 @@ def prepare(model: Any, strategy: Strategy) -> None:
     layer_losses.prepare(model)
     for metric in metrics_of(model):
         _bind(metric)
-        if metric not in _of_global_batch and not keras_compat.is_builtin(type(metric)):
+        is_bound = isinstance(metric, GlobalBatchMetric)
+        if not is_bound and not keras_compat.is_builtin(type(metric)):
             _use_global_batch(metric, strategy)
 
 
 def _use_global_batch(metric: keras.Metric, strategy: Strategy) -> None:
     """Makes `fit` update a metric with the global batch, so that all replicas have equal states."""
     bind(metric, GlobalBatchMetric)
-    _of_global_batch.add(metric)
     for variable in metric.variables:
         if variable.aggregation == "sum":
             # To read the variable itself would give the sum over the replicas.
