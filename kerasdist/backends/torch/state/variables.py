@@ -259,13 +259,8 @@ class ReplicaScope(keras.StatelessScope):
         trial = current.trial
         if trial is not None:
             buffer = trial.buffer(buffer)
-        if self.is_only:
-            self.buffers[id(buffer)] = (buffer, buffer)
-            return buffer
-        _, copy = self.buffers.setdefault(
-            id(buffer), (buffer, buffer.detach().to(self.device, copy=True))
-        )
-        return copy
+        own = buffer if self.is_only else buffer.detach().to(self.device, copy=True)
+        return self.buffers.setdefault(id(buffer), (buffer, own))[1]
 
     def clear_gradients(self, variables: Iterable[keras.Variable]) -> None:
         """Clears the replica's gradients of these variables."""
