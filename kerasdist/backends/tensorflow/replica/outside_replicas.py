@@ -141,11 +141,9 @@ def _make_state(
 
     So users need not call ``optimizer.build`` inside of the scope.
     """
-    if tf.distribute.has_strategy():
-        return original(optimizer, reference_variable, *args, **kwargs)
-    is_held = isinstance(reference_variable, keras.Variable)
-    held = [reference_variable] if is_held else []
-    native_strategy = _native_strategy_of([*held, *optimizer.variables[:1]])
+    native_strategy = None
+    if not tf.distribute.has_strategy():
+        native_strategy = _native_strategy_of([reference_variable, *optimizer.variables[:1]])
     if native_strategy is None:
         return original(optimizer, reference_variable, *args, **kwargs)
     with NativeScope(native_strategy):
