@@ -47,9 +47,11 @@ class Place:
         at: The object that holds the state.
         before: The contents at the beginning of the step.
         is_shared: Whether the object lies outside of the model, as a global variable does.
+        names: The names of the attributes or variables that hold the state; None for all contents.
     """
 
     is_shared = False
+    names: tuple[str, ...] | None = None
 
     def __init__(self, at: Any) -> None:
         self.at = at
@@ -57,7 +59,8 @@ class Place:
 
     def read(self) -> Any:
         """Returns a copy of the object's contents."""
-        return _copied(self.at)
+        kind = next((kind for kind in (dict, set) if isinstance(self.at, kind)), list)
+        return kind(self.at)
 
     def write(self, contents: Any) -> None:
         """Sets the object's contents."""
@@ -110,75 +113,50 @@ class _Numbers(Place):
 
 
 class Attributes(Place):
-    """The attributes of an object, in its ``__dict__``."""
+    """Attributes of an object, or named variables of a closure, a module or a class."""
 
-    def is_same(self, contents: Any) -> bool:
-        """Returns whether the attributes' values now are exactly the objects in `contents`."""
-        now = self.at
-        return len(now) == len(contents) and all(map(is_, now.values(), contents.values()))
-
-    def write(self, contents: Any) -> None:
-        """Sets the given attributes; deletes those whose value is `_MISSING`."""
-        for name, value in contents.items():
-            if value is not _MISSING:
-                self.at[name] = value
-            else:
-                self.at.pop(name, None)
-
-    def restore(self) -> None:
-        """Sets the attributes that the object had at the beginning of the step."""
-        gone = dict.fromkeys(self.read().keys() - self.before.keys(), _MISSING)
-        self.write({**self.before, **gone})
-
-    def values(self) -> Iterable[Any]:
-        """Returns the attributes' values at the beginning of the step, without Keras's own ones."""
-        keras_has = _attributes_of_keras()
-        return [value for name, value in self.before.items() if name not in keras_has]
-
-
-class Names(Attributes):
-    """Named attributes of an object, or named variables of a closure, a module or a class."""
-
-    def __init__(self, owner: Any, *names: str) -> None:
-        self._owner, self._names = owner, names
-        super().__init__((id(owner), names))
+    def __init__(self, at: Any, names: tuple[str, ...] | None = None) -> None:
+        """Stores an object or a ``__dict__``, and the names; None for all names of a dict."""
+        self.names = names
+        super().__init__(at)
 
     def read(self) -> Any:
         """Returns the values of those names that have a value."""
-        if isinstance(self._owner, dict):
-            return {name: self._owner[name] for name in self._names if name in self._owner}
+        if self.names is None:
+            return dict(self.at)
+        if isinstance(self.at, dict):
+            return {name: self.at[name] for name in self.names if name in self.at}
         found: dict[str, Any] = {}
-        for name in self._names:
+        for name in self.names:
             # a variable of a closure that is not set yet raises a ValueError
             with suppress(AttributeError, ValueError):
-                found[name] = getattr(self._owner, name)
+                found[name] = getattr(self.at, name)
         return found
 
     def is_same(self, contents: Any) -> bool:
         """Returns whether the names' values now are exactly the objects in `contents`."""
-        if isinstance(self._owner, dict) and len(contents) == len(self._names):  # the usual case
-            return all(map(is_, map(self._owner.get, self._names), contents.values()))
-        now = self.read()
+        now = self.at if self.names is None else self.read()
         return len(now) == len(contents) and all(map(is_, now.values(), contents.values()))
 
     def write(self, contents: Any) -> None:
         """Sets the values of some names; deletes the names whose value is `_MISSING`."""
         there = self.read()
-        is_dict = isinstance(self._owner, dict)
+        is_dict = isinstance(self.at, dict)
         for name, value in contents.items():
             if value is not _MISSING:
-                (operator.setitem if is_dict else setattr)(self._owner, name, value)
+                (operator.setitem if is_dict else setattr)(self.at, name, value)
             elif name in there:
-                (operator.delitem if is_dict else delattr)(self._owner, name)
+                (operator.delitem if is_dict else delattr)(self.at, name)
+
+    def restore(self) -> None:
+        """Gives the names the values that they had at the beginning of the step."""
+        gone = dict.fromkeys(self.read().keys() - self.before.keys(), _MISSING)
+        self.write({**self.before, **gone})
 
     def values(self) -> Iterable[Any]:
-        """Returns the values that the names had at the beginning of the step."""
-        return self.before.values()
-
-
-def _copied(container: Any) -> Any:
-    kind = next((kind for kind in (dict, set) if isinstance(container, kind)), list)
-    return kind(container)
+        """Returns the values at the beginning of the step, without those of Keras's attributes."""
+        keras_has = _attributes_of_keras() if self.names is None else ()
+        return [value for name, value in self.before.items() if name not in keras_has]
 
 
 def _members(contents: Any) -> Iterable[Any]:
@@ -301,7 +279,7 @@ class KeptState:
 
         def add(place: Place, is_shared: bool) -> None:
             place.is_shared = is_shared
-            key = place.at if isinstance(place, Names) else id(place.at)
+            key = id(place.at), place.names
             if key not in found and len(found) < most:
                 found[key] = place
                 waiting.append(place)
@@ -314,9 +292,9 @@ class KeptState:
                 for one in value[:_MOST_ENTRIES]:
                     look(one, is_shared)
             elif kind is Attributes:
-                has_dict = hasattr(value, "__dict__")
-                place = Attributes(vars(value)) if has_dict else Names(value, *_slots_of(value))
-                add(place, is_shared)
+                at = getattr(value, "__dict__", value)
+                names = None if at is not value else (*_slots_of(value),)
+                add(Attributes(at, names), is_shared)
             elif kind is _Numbers:
                 add(_Numbers(getattr(value, "bit_generator", value)), is_shared)
             elif kind is not _Array:

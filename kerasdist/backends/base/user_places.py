@@ -13,7 +13,7 @@ from typing import Any, final
 import keras
 
 from kerasdist import keras_compat
-from kerasdist.backends.base.kept_state import Attributes, KeptState, Names, Place, belongs_to_user
+from kerasdist.backends.base.kept_state import Attributes, KeptState, Place, belongs_to_user
 from kerasdist.backends.base.model_trainer import trainer_of
 from kerasdist.core.internals import codes_in
 
@@ -106,7 +106,7 @@ class _Code:
             for name, one in [*vars(value).items()]:
                 self.look(one)
                 if not (name.startswith("__") or callable(one) or hasattr(type(one), "__get__")):
-                    self._add(Names(value, name))
+                    self._add(Attributes(value, (name,)))
         elif isinstance(value, FunctionType):
             if belongs_to_user(value):
                 self._seen.add(id(value))
@@ -125,7 +125,7 @@ class _Code:
         if vars(function):
             self._add(Attributes(vars(function)))
         for cell in function.__closure__ or ():
-            name = Names(cell, "cell_contents")
+            name = Attributes(cell, ("cell_contents",))
             value = name.before.get("cell_contents")
             self.look(value)
             if not isinstance(value, FunctionType | type | ModuleType):
@@ -142,7 +142,7 @@ class _Code:
                 self.look(value)
                 is_constant = callable(value) or isinstance(value, _CONSTANTS)
                 if name in assigned or not is_constant:
-                    self._add(Names(space, name))
+                    self._add(Attributes(space, (name,)))
 
 
 def _assigned(code: CodeType) -> Iterator[str]:
