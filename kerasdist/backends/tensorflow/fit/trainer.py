@@ -29,12 +29,7 @@ from kerasdist.backends.tensorflow.fit.steps import (
 )
 from kerasdist.backends.tensorflow.private.compiled import asks_for_xla, uncompiled
 from kerasdist.backends.tensorflow.replica.collectives import collectives_here
-from kerasdist.backends.tensorflow.replica.variables import (
-    averaged,
-    check_mirrored,
-    statistics_of,
-    take_on,
-)
+from kerasdist.backends.tensorflow.replica.variables import averaged, check_mirrored, take_on
 from kerasdist.check import memory
 from kerasdist.check.first_batch import may_differ
 from kerasdist.core.context import current, whole_step
@@ -242,9 +237,8 @@ class TensorFlowTrainer(_InPasses):
 
     def _mark_equal_statistics(self) -> None:
         if self._group.is_of_workers:
-            self._group.mark_equal(
-                statistics_of([self.model, *keras_compat.flat_layers(self.model)])
-            )
+            layers = [self.model, *keras_compat.flat_layers(self.model)]
+            self._group.mark_equal_statistics(layers)
 
     def predict_batch(self, batch: Any) -> Any:
         """Returns the rows that all replicas predict; for a scalar, the mean over the examples."""

@@ -43,14 +43,6 @@ def averaged(variables: Iterable[keras.Variable]) -> list[keras.Variable]:
     return [v for v in read_as_mean if isinstance(native(v), tf.distribute.DistributedValues)]
 
 
-def statistics_of(layers: Iterable[keras.Layer]) -> list[keras.Variable]:
-    """Returns the moving statistics of BatchNormalization that are read as the replicas' mean."""
-    norms = (
-        one for one in layers if isinstance(one, keras.layers.BatchNormalization) and one.built
-    )
-    return averaged(v for norm in norms for v in (norm.moving_mean, norm.moving_variance))
-
-
 def check_mirrored(
     variables: Iterable[keras.Variable], native_strategy: tf.distribute.Strategy, owner: str
 ) -> None:

@@ -258,14 +258,16 @@ class Group:
         """Combines the replicas' results of a step, as `numerics.mean_over_rows` describes."""
         return numerics.mean_over_rows(structures, weights, self.local, self.sums)
 
-    def mark_equal(self, variables: Iterable[keras.Variable]) -> None:
-        """Records that variables are equal on all replicas, so that reads need no collective.
+    def mark_equal_statistics(self, layers: Iterable[keras.Layer]) -> None:
+        """Records that moving statistics are equal on all replicas, so reads need no collective.
 
         This holds until a custom loop has run.
         """
-        for own in map(native, variables):
-            if isinstance(own, SharedSum):
-                own.is_equal = True
+        for layer in layers:
+            if isinstance(layer, keras.layers.BatchNormalization) and layer.built:
+                for own in map(native, (layer.moving_mean, layer.moving_variance)):
+                    if isinstance(own, SharedSum):
+                        own.is_equal = True
 
     def remember(self, variables: Sequence[keras.Variable], values: Sequence[tf.Tensor]) -> None:
         """Caches the values of `SharedSum` variables, so that reading them needs no collective."""
