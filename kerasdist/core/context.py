@@ -98,6 +98,8 @@ class Current(threading.local):
         trial: The trial in which this thread takes part, or None. A trial is a training step that
             uses copies of the variables.
         updates_copies: Whether the function given to `StrategyExtended.update` is running.
+        applies: Whether Keras's own ``optimizer.apply`` runs with gradients that are already sums
+            over the replicas. It may call the `apply` of another optimizer, inside of it.
         meter: The `Meter` of the `fit` that this thread runs; None if that `fit` is not measured.
         comparison: The comparison of a weight file with a model that this thread makes, or None.
         scopes: The strategies whose scopes are open, the innermost last.
@@ -121,6 +123,7 @@ class Current(threading.local):
         self.fit_replica: ReplicaLike | None = None
         self.trial: Any = None
         self.updates_copies = False
+        self.applies = False
         self.meter: Any = None
         self.comparison: Any = None
         self.scopes: list[StrategyLike] = []

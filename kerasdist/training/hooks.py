@@ -303,7 +303,7 @@ def _apply(
     replica, trial = current.replica, current.trial
     variables = None if trainable_variables is None else list(trainable_variables)
     owner = trial if replica is None else replica.collectives
-    if owner is None:
+    if owner is None or current.applies:
         return original(optimizer, grads, variables)
     return owner.apply_gradients(original, optimizer, list(grads), variables)
 

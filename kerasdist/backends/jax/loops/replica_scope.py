@@ -197,7 +197,6 @@ class JaxCollectives(Collectives):
     def __init__(self, scope: ReplicaScope, replicas: int) -> None:
         self._scope = scope
         self._replicas = replicas
-        self._applies = False
 
     def merge_call(self, strategy: Strategy, function: Callable[..., Any], given: Arguments) -> Any:
         """Calls the function with distributed values, made of the arguments of all replicas."""
@@ -233,12 +232,10 @@ class JaxCollectives(Collectives):
         self, apply: Apply, optimizer: keras.Optimizer, gradients: list[Any], variables: Variables
     ) -> Any:
         """Sums gradients over the replicas; then each replica makes the same update."""
-        if self._applies:  # an outer optimizer has already summed the gradients
-            return apply(optimizer, gradients, variables)
         known = keras_compat.optimized_variables(optimizer) if variables is None else variables
         replaced = self.replaced_by_gradients(gradients, known)
         given = {i: one for i, one in enumerate(gradients) if one is not None and i not in replaced}
         sums = dict(zip(given, self.all_sum([*given.values()]), strict=True))
         gradients = [(sums | replaced).get(index) for index in range(len(gradients))]
-        with context.replaced(self, "_applies", True), self._scope.writing("equal"):
+        with context.replaced(context.current, "applies", True), self._scope.writing("equal"):
             return apply(optimizer, gradients, variables)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
 from functools import cache
 from typing import Any
 
@@ -25,10 +24,7 @@ from kerasdist.backends.tensorflow.replica.variables import (
     native,
     with_inner,
 )
-from kerasdist.core.context import current
-
-# Whether the calling thread is inside of `apply_everywhere`.
-_is_applying: ContextVar[bool] = ContextVar("is_applying", default=False)
+from kerasdist.core.context import current, replaced
 
 
 def serve(native_strategy: tf.distribute.Strategy) -> None:
@@ -61,7 +57,7 @@ def _apply(
 
     Keras's own ``apply`` would call ``merge_call``, which only replicas can call.
     """
-    if current.replica is not None or _is_applying.get():
+    if current.replica is not None or current.applies:
         return original(optimizer, grads, trainable_variables)
     grads = list(grads)
     variables = None if trainable_variables is None else list(trainable_variables)
@@ -110,13 +106,10 @@ def apply_everywhere(
                 keras_compat.apply_combined_gradients(optimizer, own, variables)
         return None
 
-    # While this variable is True, `_apply` only calls Keras's own ``apply``, also for the inner
-    # optimizer of a LossScaleOptimizer.
-    token = _is_applying.set(True)
-    try:
+    # Meanwhile `_apply` only calls Keras's own ``apply``, also for the inner optimizer of a
+    # LossScaleOptimizer.
+    with replaced(current, "applies", True):
         return run_without_merge_call(apply)
-    finally:
-        _is_applying.reset(token)
 
 
 @contextmanager
