@@ -1,19 +1,21 @@
-"""Checks of callers' arguments that all backends share."""
+"""Checks that all backends share: of callers' arguments, and of workers at a sharded variable."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from typing import Any, SupportsIndex
 
 import keras
 
+from kerasdist.agreement.results import unnumbered
 from kerasdist.api.options import CommunicationOptions
 from kerasdist.core.sharding import Sharding
 from kerasdist.core.user_warnings import warn_user
 from kerasdist.errors import DisagreementError, JobError, ReplicaError, ShapeError, UnsupportedError
 from kerasdist.job.comparison import NAMED
-from kerasdist.job.job import Job, current_job
+from kerasdist.job.job import Job
 
 
 def check_summable(dtype: str) -> None:
@@ -30,15 +32,31 @@ def not_summable(dtype: str, wider: str) -> TypeError:
     )
 
 
-def differing_assignment(variable: keras.Variable) -> DisagreementError:
-    """Returns the error for workers that assign different values to a sharded variable."""
-    job = current_job()
-    place = "" if job is None else f"{job.who} "
-    return DisagreementError(
-        f"{place}Expected all workers to assign the same value to a sharded variable, of which "
-        f"each holds a part. Received: values that differ for {variable.path!r}. Load weights on "
-        "all workers, and let callbacks assign the same values on all workers."
-    )
+@contextmanager
+def meeting_at(
+    variable: keras.Variable,
+    work: str,
+    job: Job | None,
+    checksum: Callable[[], object] = lambda: None,
+) -> Generator[None]:
+    """Waits until all workers of a job begin some work on a sharded variable, such as a read.
+
+    If workers begin different work, the job ends with an error that names the work of each. Raises
+    an error if the checksum of the value to assign is not the same on all workers.
+    """
+    if job is None:
+        yield
+        return
+    label = f"{work} of the sharded variable {unnumbered(variable.path)!r}"
+    with job.translating_failures(label):
+        if not job.all_have_one(label, checksum()):
+            raise DisagreementError(
+                f"{job.who} Expected all workers to assign the same value to a sharded variable, "
+                f"of which each holds a part. Received: values that differ for {variable.path!r}. "
+                "Load weights on all workers, and let callbacks assign the same values on all "
+                "workers."
+            )
+        yield
 
 
 def differing_calls(received: str) -> ReplicaError:

@@ -88,6 +88,7 @@ class Placement:
         places_ahead: Whether to move a batch while the step before it still runs.
         shares_memory: Whether arrays on the devices may use the memory of NumPy arrays, as on CPUs.
         begin_step: A function that is called before every user program.
+        job: The job whose workers have the other devices of the mesh; None if there are none.
     """
 
     job: Job | None = None

@@ -10,12 +10,11 @@ for each use (`gathers.py`), and the optimizer updates shards.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import json
 import sys
 import weakref
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any, final
 
@@ -27,7 +26,7 @@ from jax.sharding import NamedSharding
 from kerasdist import keras_compat
 from kerasdist.agreement.results import checksum_in_type, unnumbered
 from kerasdist.backends.base import weight_files
-from kerasdist.backends.base.checks import differing_assignment
+from kerasdist.backends.base.checks import meeting_at
 from kerasdist.backends.jax.mesh import host_memory
 from kerasdist.backends.jax.mesh.arrays import (
     HOST,
@@ -105,11 +104,10 @@ def _initialize(original: Callable[..., Any], variable: keras.Variable, initiali
     sharding = place.layout.of_variable(variable)
     kind, seed = _kind_of(initializer)
     if seed is not None and place.job is not None:
-        made = {"new variable": f"{unnumbered(variable.path)} {shape} {dtype}"}
-        work = _work("initial value", variable)
-        with place.job.translating_failures(work):
-            place.job.assert_equal(work, made)
-            kind, seed = place.job.broadcast_object(work, (kind, seed))
+        made = f"{unnumbered(variable.path)} {shape} {dtype}"
+        with place.job.translating_failures(f"initial value of {made}"):
+            place.job.assert_equal("sharded variables", {"new variable": made})
+            kind, seed = place.job.broadcast_object("initial value", (kind, seed))
     if kind:
         program = _program_of(kind, shape, dtype, sharding)
         # Keras makes the same key from a seed.
@@ -123,7 +121,7 @@ def _initialize(original: Callable[..., Any], variable: keras.Variable, initiali
     with jax.default_device(place.host):
         value = keras_compat.ops.convert_to_tensor(initializer(shape, dtype=dtype), dtype)
     keras_compat.store_value(variable, value)
-    with _together(place, "initial value", variable):
+    with meeting_at(variable, "initial value", place.job):
         place.equalize([variable])
     keras_compat.store_value(variable, place.put(keras_compat.stored_value(variable), sharding))
 
@@ -203,10 +201,8 @@ def _store(original: Callable[..., Any], variable: keras.Variable, value: Any) -
 
     # A variable that is not sharded, but only kept in host memory, is assigned without waiting for
     # the other workers.
-    alone = contextlib.nullcontext(True) if sharding.is_fully_replicated else None
-    with alone or _together(place, "assignment", variable, checksum) as is_same:
-        if not is_same:
-            raise differing_assignment(variable)
+    job = None if sharding.is_fully_replicated else place.job
+    with meeting_at(variable, "assignment", job, checksum):
         if not on_host:
             return original(variable, place.put(value, sharding))
         keras_compat.store_value(variable, None)  # frees old shards before devices get new ones
@@ -269,25 +265,8 @@ def whole(variable: keras.Variable, value: object) -> Any:
     place = next((one for one in [*_placements] if one.layout.shard_mesh == mesh), None)
     if place is None:
         return value
-    with _together(place, "read", variable):
+    with meeting_at(variable, "read", place.job):
         return place.read(value)
-
-
-@contextlib.contextmanager
-def _together(
-    place: Placement, name: str, variable: keras.Variable, checksum: Callable[[], int] = lambda: 0
-) -> Generator[bool]:
-    """Waits until all workers begin this work; yields whether their checksums are equal."""
-    if place.job is None:
-        yield True
-        return
-    work = _work(name, variable)
-    with place.job.translating_failures(work):
-        yield place.job.all_have_one(work, checksum())
-
-
-def _work(name: str, variable: keras.Variable) -> str:
-    return f"{name} of the sharded variable {unnumbered(variable.path)!r}"
 
 
 # The following functions run inside of a step.

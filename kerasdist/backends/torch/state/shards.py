@@ -20,9 +20,9 @@ import numpy as np
 import torch
 
 from kerasdist import keras_compat
-from kerasdist.agreement.results import checksum_in_type, checksum_of, unnumbered
+from kerasdist.agreement.results import checksum_in_type, checksum_of
 from kerasdist.backends.base import weight_files
-from kerasdist.backends.base.checks import differing_assignment
+from kerasdist.backends.base.checks import meeting_at
 from kerasdist.backends.torch.replica.placing import move
 from kerasdist.backends.torch.workers.process_group import bytes_of, padded
 from kerasdist.core.context import current, replaced, replica_scope
@@ -197,20 +197,8 @@ def read(variable: keras.Variable) -> torch.Tensor:
     stored, shard = keras_compat.stored_value(variable), _shards.get(variable)
     if shard is None:
         return stored
-    _meet("read", variable)
-    return shard.gather(stored).requires_grad_(stored.requires_grad)
-
-
-def _meet(work: str, variable: keras.Variable, checksum: int = 0) -> bool:
-    """Waits until all workers make this call; returns whether all checksums are equal.
-
-    If other workers make another call, the job ends with an error that names the call of each
-    worker.
-    """
-    job = current_job()
-    assert job is not None  # state of a single process is never sharded
-    label = f"{work} of the sharded variable {unnumbered(variable.path)!r}"
-    return job.all_have_one(label, checksum)
+    with meeting_at(variable, "read", current_job()):
+        return shard.gather(stored).requires_grad_(stored.requires_grad)
 
 
 @torch.no_grad()
@@ -386,17 +374,18 @@ def _store(original: Callable[..., Any], variable: keras.Variable, value: Any) -
         value = keras_compat.ops.convert_to_tensor(value, dtype=dtype)
     if tuple(value.shape) != tuple(variable.shape):
         return original(variable, value)  # Keras itself refuses a value of another shape
-    if isinstance(value, np.ndarray):  # usually from a file, so it is not copied as a whole
-        checksum = checksum_in_type(value, dtype)
-    else:
+
+    def checksum() -> int:
+        if isinstance(value, np.ndarray):  # usually from a file, so it is not copied as a whole
+            return checksum_in_type(value, dtype)
         # The bytes are taken in torch, because NumPy lacks some types.
-        checksum = checksum_of(bytes_of(value, "cpu").numpy())
-    if not _meet("assignment", variable, checksum):
-        raise differing_assignment(variable)
-    shard.initializer = None
-    own = keras_compat.stored_value(variable)
-    if isinstance(value, np.ndarray):
-        shard.copy_cut(own, value, dtype)
-    else:
-        own.copy_(shard.cut(value))
+        return checksum_of(bytes_of(value, "cpu").numpy())
+
+    with meeting_at(variable, "assignment", current_job(), checksum):
+        shard.initializer = None
+        own = keras_compat.stored_value(variable)
+        if isinstance(value, np.ndarray):
+            shard.copy_cut(own, value, dtype)
+        else:
+            own.copy_(shard.cut(value))
     return value
