@@ -184,7 +184,7 @@ TESTS_BESIDE = {
         "unit/test_keras_objects.py",
         "versions/*.py",
     ),
-    "as fast as DDP": ("multiprocess/cases_torch_metrics.py",),
+    "as fast as DDP": ("conformance/cases_end_of_a_step.py", "multiprocess/cases_torch_metrics.py"),
     "thousands of workers": (
         "multiprocess/order_script.py",
         "unit/backends/test_torch_scale.py",

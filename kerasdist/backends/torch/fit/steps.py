@@ -82,9 +82,11 @@ def of_all(group: Group, own: object, purpose: str) -> Any:
 
 def uses_no_update(model: keras.Model) -> bool:
     """Returns whether only Keras's own code runs after a step's update: that of the metrics."""
-    return keras_compat.applies_directly(model.optimizer) and all(
-        keras_compat.is_builtin(type(one)) and type(one) is not keras.metrics.MeanMetricWrapper
-        for one in metrics_of(model)
+    kinds = {one.__class__ for one in metrics_of(model)}  # `type` is kerasdist's for bound ones
+    return (
+        keras_compat.applies_directly(model.optimizer)
+        and keras.metrics.MeanMetricWrapper not in kinds  # its function may be the user's
+        and all(map(keras_compat.is_builtin, kinds))
     )
 
 
