@@ -115,6 +115,8 @@ ADDED = {
     "errors of checkpoints on all workers, and masks of outputs that are laid out": 48,
     "metrics that go with the last gradients": 53,
     "sums that code outside of the scope assigns": 7,
+    "replicas in the calling thread, and sums that a worker polls for": 55,
+    "what compiled code assigns, and workers that end before they are connected": 10,
 }
 
 # What the tables of internals add beside their lines (ADR 106), and what looks for Python's state
@@ -214,14 +216,14 @@ TESTS_BESIDE = {
 }
 
 FIGURES = (
-    Figure("lines of code", 25_881 + sum(ADDED.values()), 23_500),
+    Figure("lines of code", 24_992 + sum(ADDED.values()), 23_500),
     Figure("files", 233 + DECLARED["files"], 250),
     Figure("files under 50 lines", 20 + DECLARED["files under 50 lines"], 20),
     Figure("files over 700 lines", 0, 0),
     Figure("modules beside the packages", 5, 6),
     Figure("files in the largest folder", 14, 14),
     Figure("circles of imports, those for types included", 0, 0),
-    Figure("mentions of Any", 2_350 + DECLARED["mentions of Any"], 2_600),
+    Figure("mentions of Any", 2_294 + DECLARED["mentions of Any"], 2_600),
     Figure("lines of tests", 33_000, 33_000),
 )
 # On two replicas (`tests.hops`).

@@ -99,8 +99,7 @@ def jobs(workers):
 )
 def test_survivors_end_and_name_the_lost_worker(jobs, behaviour, code, said, seconds):
     # A worker that is stopped ends with nobody's help; one that dies has its own code.
-    unable = [1] if behaviour == "be_stopped" else []
-    ended = jobs[behaviour].join(SLACK + seconds, but=unable)
+    ended = jobs[behaviour].join(SLACK + seconds, but=[1] if behaviour == "be_stopped" else [])
     for worker in ended:
         if worker.rank == 1:
             continue
@@ -173,9 +172,8 @@ def test_another_version_of_kerasdist_ends_the_job(workers):
     here, there = job_of(2)
     older = beside("-c", OLDER, "end_well", rank=1, seconds=SLACK, **there)
     ended = [*workers.begin(["end_well"], [here]).join(SLACK), older.result()]
-    own = kerasdist.__version__
-    said = f"versions. Received: kerasdist='0.0.1' on worker 1, '{own}' on worker"
-    require(ended, 1, f"DisagreementError.*{said}")
+    said = f"kerasdist='0.0.1' on worker 1, '{kerasdist.__version__}' on worker"
+    require(ended, 1, f"DisagreementError.*versions. Received: {said}")
 
 
 def test_all_workers_record_collectives_or_none(workers):
@@ -183,5 +181,4 @@ def test_all_workers_record_collectives_or_none(workers):
     for one, records in zip(environments, ("1", "0"), strict=True):
         one["KERASDIST_DEBUG_COLLECTIVES"] = records
     ended = workers.begin(["wait_at_exit"], environments).join(SLACK)
-    said = "KERASDIST_DEBUG_COLLECTIVES=0 on worker 1, 1 on worker 0"
-    require(ended, 1, f"DisagreementError.*{said}")
+    require(ended, 1, "DisagreementError.*KERASDIST_DEBUG_COLLECTIVES=0 on worker 1, 1 on worker 0")
