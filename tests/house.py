@@ -125,12 +125,12 @@ ADDED = {
 # tf.distribute, JAX's gathers, variables of a plan, layouts as a table. One walk through attributes
 # and one through code, which several functions call, are two functions more and 24 lines fewer.
 DECLARED = {
-    "files": 29,
-    "files under 50 lines": 1,
+    "files": 28,
+    "files under 50 lines": 0,
     "mentions of Any": 353,
-    "jax": 51,
-    "tensorflow": 71,
-    "torch": 61,
+    "jax": 49,
+    "tensorflow": 66,
+    "torch": 48,
 }
 
 # Files of tests that issues after the redesign began have added; they are counted beside it.
