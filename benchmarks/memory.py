@@ -15,8 +15,9 @@ compared with its formula only for large models (`--units 4096`). The formula ad
 the optimizer's variables and the gradients. With "optimizer" and "full" it also adds the whole
 gradients of two layers and, on PyTorch, Gloo's copy of one of them; with "full" it also adds the
 gathered weights of two layers. On PyTorch the update of a large weight needs three temporary values
-as large as the weight; on one device plain Keras updates all weights at once. If these temporary
-values are larger than the whole gradients and weights, the formula counts them instead. On JAX in
+as large as the weight; on one device plain Keras updates all weights at once. The formula counts
+either these temporary values or those gradients and weights of two layers, whichever take more
+memory. On JAX in
 one process the formula is the sum over all devices. "temporary" is the memory that XLA reserves for
 temporary values in the compiled step, on JAX in one process. "ratio" is the larger one of the
 ratios of "parameters" and "optimizer" to their formulas.

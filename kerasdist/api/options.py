@@ -146,7 +146,7 @@ def require_choice(argument: str, value: object, choices: Sequence[object]) -> N
 
 
 def member_of(kind: type[E], value: object, argument: str) -> E:
-    """Returns the member of `kind` with the name `value`; an enum member stands for its name."""
+    """Returns the member of `kind` whose name is `value`, or is the name of the member `value`."""
     name: Any = value.name if isinstance(value, enum.Enum) else value
     if isinstance(name, str) and name.upper() in kind.__members__:
         return kind[name.upper()]

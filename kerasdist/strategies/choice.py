@@ -186,10 +186,11 @@ def devices_of_worker(
 
 
 def own_part(devices: Sequence[Device], peers: Sequence[int], rank: int) -> Sequence[Device]:
-    """Returns a worker's part of the devices, if these are GPUs that `gpus.visible` did not find.
+    """Returns the devices that a worker uses, of those that the framework sees.
 
-    In a container without NVML (``NVIDIA_DRIVER_CAPABILITIES=compute``), only the framework finds
-    GPUs.
+    Usually these are all, because the worker's GPUs were chosen before the framework started. In a
+    container without NVML (``NVIDIA_DRIVER_CAPABILITIES=compute``), only the framework finds GPUs;
+    then the workers in `peers` divide them here.
 
     Args:
         devices: The devices that the framework sees.

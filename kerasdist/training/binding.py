@@ -47,7 +47,8 @@ def _bound_class(own: Any, front: type, behind: tuple[type, ...]) -> type:
 
             def reduce(instance: object) -> tuple[object, ...]:
                 function, *rest = own.__reduce__(instance)
-                return (getattr(own, function.__name__), *rest)  # pickle finds this in `own`
+                # Keras returns a method of the bound class, which pickle cannot find by its name.
+                return (getattr(own, function.__name__), *rest)
 
             body["__reduce__"] = reduce
     bound = type(own.__name__, (front, *behind) if is_base else (front, own, *behind), body)

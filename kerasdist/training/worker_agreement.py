@@ -89,7 +89,7 @@ def calling(
             if not is_inner:
                 job.compare_collectives(f"the end of {name}")
         finally:
-            if not is_inner:  # what follows, such as train_on_batch, does not belong to this call
+            if not is_inner:  # later calls, such as train_on_batch, begin with an empty history
                 replicas.first_batches.history.clear()
 
 

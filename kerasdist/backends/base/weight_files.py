@@ -61,7 +61,7 @@ def is_compared(variable: keras.Variable, value: Any) -> bool:
 
 
 def _read(original: Callable[..., object], store: object, key: str) -> object:
-    """Reads a weight; in a comparison, returns zeros of its shape instead, which take no memory."""
+    """Reads a weight; if only shapes are compared, returns zeros of its shape, without memory."""
     if current.comparison is None:
         return original(store, key)
     weight = WEIGHTS_OF_LAYER.of(store)[key]

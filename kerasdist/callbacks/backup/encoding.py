@@ -85,8 +85,8 @@ class Encoder:
     ) -> None:
         """Stores the objects to leave out, and which values can be restored by filling them.
 
-        ``there`` is the `filled` of an encoder that was used when `fit` began. None means that all
-        values can be restored by filling.
+        ``there`` has the values that existed when `fit` began: the attribute `filled` of the
+        encoder that encoded the callbacks then. None means that any value can be filled.
         """
         self.lost: dict[str, str] = {}
         self.filled: set[tuple[str, object]] = set()

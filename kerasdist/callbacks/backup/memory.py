@@ -81,7 +81,7 @@ def _make_private(folder: Path) -> None:
         folder.chmod(0o700)
     except OSError as error:
         raise UnsupportedError(
-            "Expected memory in which this user can have a folder, for keep_in_memory=True. "
+            "Expected a folder of this user in a file system in memory, for keep_in_memory=True. "
             f"Received: {str(folder)!r}: {error}. Leave keep_in_memory out on this system."
         ) from error
 

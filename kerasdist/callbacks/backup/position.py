@@ -202,7 +202,8 @@ class Position:
     def follow(self, adapter: Any) -> None:
         """Stores Keras's data adapter.
 
-        If the source of the adapter can save its place, a `Places` object records its places.
+        If the adapter's source of data can save how far it was read, a `Places` object records
+        this after each batch.
         """
         self._adapter = adapter
         if keras_compat.shuffles_without_seed(adapter):

@@ -61,7 +61,8 @@ class Screen:
         with self._lock, contextlib.suppress(OSError, ValueError):
             text = "".join(f"{line}\n" for line in lines).encode(code, "backslashreplace")
             if stream in (sys.__stdout__, sys.__stderr__):
-                # Python's buffer may have half a line of a script that runs in this process.
+                # The lines do not pass through Python's buffer: a script that runs in this process
+                # may have printed half a line into that buffer.
                 while text:
                     text = text[os.write(stream.fileno(), text) :]
                 return
@@ -289,7 +290,7 @@ class Worker:
         self._order(f"signal {number}")
 
     def _order(self, line: str) -> None:
-        """Writes a line to the supervisor's input: the orders, or a signal for the worker."""
+        """Writes a line to the supervisor's input: what to start, or a signal for the worker."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError, ValueError):
             self._process.stdin.write(f"{line}\n".encode())

@@ -206,7 +206,7 @@ def described(step: FirstStep) -> ModelLayout:
 
 
 def _layout_of(model: keras.Model) -> Any:
-    """Returns the layout of the strategy under which a model was made."""
+    """Returns the `logical_devices` of a model's strategy; None without a strategy."""
     trainer = trainer_of(model)
     return None if trainer is None else trainer.replicas.logical_devices
 

@@ -94,7 +94,7 @@ def test_the_folder_of_another_is_refused(tmp_path, monkeypatch, by):
         there.touch()
     else:
         monkeypatch.setattr(memory.os, "geteuid", lambda: there.stat().st_uid + 1)
-    with pytest.raises(kd.errors.UnsupportedError, match="Expected memory in which this user"):
+    with pytest.raises(kd.errors.UnsupportedError, match="Expected a folder of this user"):
         memory.prepare(tmp_path, None, sends=True)
 
 

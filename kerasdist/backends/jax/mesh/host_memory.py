@@ -88,7 +88,7 @@ class _Copies:
         self._iterations = iterations
         self._on_host = on_host
         self._made: dict[int, Any] = {}
-        self._weight: Any = None  # the last weight whose variables were copied
+        self._weight: Any = None  # the last weight whose optimizer variables were copied
         self._bytes = 0  # the size of this group's copies so far
         # `_before` is an updated weight of the previous group. `_awaited` is an updated weight of
         # the group before the previous one; the copies of the current group wait for `_awaited`.

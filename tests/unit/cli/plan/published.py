@@ -267,8 +267,9 @@ def error() -> str:
     return (
         f"**The error.** Of {len(errors)} measurements, {len(within)} lie between the two planned "
         f"columns, {len(close) - len(within)} lie at most {100 * CLOSE:.0f} points below both "
-        f"columns, and {len(errors) - len(close)} lie further below; the largest difference is "
-        f"{-100 * least[0]:.0f} points ({least[1].what}). None lies above both columns."
+        f"columns, and {len(errors) - len(close)} lie further below; the largest distance from "
+        f"the nearer column is {-100 * least[0]:.0f} points, in the row {least[1].what!r}. None "
+        "lies above both columns."
     )
 
 
