@@ -284,9 +284,9 @@ def rows_travel_ahead(strategy):
 def the_meetings_of_a_step_do_not_grow_with_the_model(strategy):
     original, met, found = threads.ReplicaThreads.meet, [], []
 
-    def meet(self, rank, label, *args):
+    def meet(self, rank, label, *args, **options):
         met.append(label)
-        return original(self, rank, label, *args)
+        return original(self, rank, label, *args, **options)
 
     with mock.patch.object(threads.ReplicaThreads, "meet", meet):
         for layers in (1, 10):
