@@ -9,6 +9,7 @@ from tests.conformance.lab import fresh, optimizer_values
 from tests.conformance.lazy import kd, keras
 from tests.conformance.models import compiled, regression, stack
 from tests.conformance.registry import case
+from tests.environment import find_orbax
 from tests.multiprocess.cases_sharded_adapters import IDS, TRAIN, adapted, quantized, scope_of
 from tests.multiprocess.cases_sharded_adapters import model as model_of_tokens
 from tests.multiprocess.loops import same_loop
@@ -89,6 +90,15 @@ def as_one_device(lab):
         lab.equal([one + 1 for one in before], model.get_weights())
         model.load_weights(folder / "m.weights.h5")
         lab.equal(before, model.get_weights())
+        kept = optimizer_values(model)
+        find_orbax()
+        kd.save_checkpoint(model, folder / "1")
+        for other in (strategy, kd.OneDeviceStrategy("cpu:0")):
+            fresh()
+            with other.scope():
+                read = even()
+            kd.load_checkpoint(read, folder / "1")
+            lab.equal([before, kept], [read.get_weights(), optimizer_values(read)])
         model.fit(x, y, batch_size=4, verbose=0, callbacks=[kd.callbacks.BackupAndRestore(folder)])
         lab.everyone("loaded")
 

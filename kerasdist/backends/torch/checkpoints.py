@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
@@ -10,7 +9,6 @@ from pathlib import Path
 from typing import Any, final
 
 import keras
-import numpy as np
 import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import planner
@@ -21,9 +19,6 @@ from kerasdist.backends.base.interface import CheckpointFormat, Key, ReplicaSet
 from kerasdist.backends.base.variable_rules import is_on_read
 from kerasdist.backends.torch.state import shards
 from kerasdist.core import whole_files
-
-# A box is a rectangular block of a variable: its offset and its size along each axis.
-_Box = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 @final
@@ -99,7 +94,7 @@ def _read(path: str) -> tuple[dict[Key, str], Any]:
 def _group_of(replicas: Any) -> dict[str, Any]:
     if replicas is None or replicas.job is None:
         return {"no_dist": True}
-    return {"process_group": replicas.group.of_torch}
+    return {"process_group": replicas.workers.of_torch}
 
 
 @contextmanager
@@ -124,7 +119,7 @@ def _at_work(path: str) -> Generator[None]:
 def _tensor_of(variable: keras.Variable) -> Any:
     shard = shards.shard_of(variable)
     if shard is not None:
-        return _FlatShard.of(keras_compat.stored_value(variable).detach(), shard)
+        return _HeldShard.of(keras_compat.stored_value(variable).detach(), shard)
     value = variable.value if is_on_read(variable) else keras_compat.stored_value(variable)
     return value.detach()
 
@@ -175,17 +170,14 @@ def _first_of(error: BaseException) -> BaseException:
 
 
 @final
-class _FlatShard(torch.Tensor):
-    """A range of a variable's flattened values.
-
-    Torch's checkpoints see the range as several boxes, which are rectangular blocks.
-    """
+class _HeldShard(torch.Tensor):
+    """A worker's shard of a variable, which torch's checkpoints see as rectangular blocks."""
 
     shard: shards.Shard
 
     @classmethod
-    def of(cls, own: torch.Tensor, shard: shards.Shard) -> _FlatShard:
-        """Returns `own`, a worker's shard, as a `_FlatShard` that shares the memory of `own`."""
+    def of(cls, own: torch.Tensor, shard: shards.Shard) -> _HeldShard:
+        """Returns `own`, a worker's shard, as a `_HeldShard` that shares the memory of `own`."""
         found = own.as_subclass(cls)
         found.shard = shard
         return found
@@ -196,10 +188,9 @@ class _FlatShard(torch.Tensor):
 
     def __create_chunk_list__(self) -> list[dcp.ChunkStorageMetadata]:
         """Returns the rectangular blocks of the variable that this worker has."""
-        shard = self.shard
         return [
             dcp.ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes))
-            for offsets, sizes in _boxes(shard.shape, shard.begin, shard.end)
+            for offsets, sizes in self.shard.blocks()
         ]
 
     def __create_write_items__(self, name: str, _: object) -> list[planner.WriteItem]:
@@ -217,24 +208,7 @@ class _FlatShard(torch.Tensor):
     def __get_tensor_shard__(self, index: MetadataIndex) -> torch.Tensor:
         """Returns the values of one block, as a view of this shard."""
         chunks = self.__create_chunk_list__()
-        [sizes] = [chunk.sizes for chunk in chunks if chunk.offsets == index.offset]
-        offset = np.ravel_multi_index(tuple(index.offset or ()), self.shard.shape)
-        begin = int(offset) - self.shard.begin
-        return self.as_subclass(torch.Tensor)[begin : begin + sizes.numel()].view(sizes)
-
-
-def _boxes(shape: Sequence[int], begin: int, end: int) -> Generator[_Box]:
-    """Yields the rectangular blocks that make up a range of an array's flattened values."""
-    if not shape and begin < end:
-        yield (), ()
-        return
-    while begin < end:
-        along, inner = 0, math.prod(shape[1:])
-        # Find the outermost axis along which a whole entry begins at `begin` and ends in the range.
-        while begin % inner or begin + inner > end:
-            along += 1
-            inner //= shape[along]
-        offsets = tuple(map(int, np.unravel_index(begin, shape)))
-        count = min(shape[along] - offsets[along], (end - begin) // inner)
-        yield offsets, (*[1] * along, count, *shape[along + 1 :])
-        begin += count * inner
+        at = [chunk.offsets for chunk in chunks].index(torch.Size(index.offset or ()))
+        begin = sum(chunk.sizes.numel() for chunk in chunks[:at])
+        sizes = chunks[at].sizes
+        return self.as_subclass(torch.Tensor).view(-1)[begin : begin + sizes.numel()].view(sizes)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from kerasdist import keras_compat
-from kerasdist.backends.torch.state.shards import Shard, draw_all
+from kerasdist.backends.torch.state.shards import Block, Shard, draw_all
 from kerasdist.core.sharding import Region
 
 if TYPE_CHECKING:
@@ -56,6 +56,14 @@ class LayoutShard(Shard):
         assert axis is not None  # at least one axis is sharded
         each = self.shape[axis] // group.size
         return Region.along(self.shape, axis, group.rank * each, (group.rank + 1) * each)
+
+    def blocks(self) -> list[Block]:
+        """Returns the one block of the variable that this worker holds."""
+        begins = [0] * len(self.shape)
+        for axis, group in ((self.inner, self.row), (self.outer, self.column)):
+            if axis is not None:
+                begins[axis] = group.rank * self.own_shape[axis]
+        return [(tuple(begins), self.own_shape)]
 
     def cut_inside(self, whole: Any) -> Any:
         """Returns the part of a full value with which this worker of a replica computes."""

@@ -42,6 +42,10 @@ _numbers = itertools.count()  # the numbers of groups
 _BLOCK = 1 << 20
 
 
+# A rectangular block of a variable: its offset and its size along each axis.
+Block = tuple[tuple[int, ...], tuple[int, ...]]
+
+
 class Shard:
     """Describes which values of one variable this worker holds; cuts and gathers such shards.
 
@@ -81,6 +85,10 @@ class Shard:
     def region(self) -> Region | None:
         """Returns which elements this worker holds; None if no `Region` can describe them."""
         return Region(1, self.begin, self.end)
+
+    def blocks(self) -> list[Block]:
+        """Returns the rectangular blocks of the variable that this worker holds, in order."""
+        return [*_blocks(self.shape, self.begin, self.end)]
 
     def cut(self, whole: torch.Tensor) -> torch.Tensor:
         """Returns this worker's shard of a whole value, as a view if torch can make one."""
@@ -265,6 +273,23 @@ def draw_one(variable: keras.Variable, shard: Shard, workers: ProcessGroup) -> N
         else:
             whole = own.new_empty(shard.shape)
         own.copy_(shard.cut(workers.broadcast(whole)))
+
+
+def _blocks(shape: Sequence[int], begin: int, end: int) -> Generator[Block]:
+    """Yields the rectangular blocks that make up a range of an array's flattened values."""
+    if not shape and begin < end:
+        yield (), ()
+        return
+    while begin < end:
+        along, inner = 0, math.prod(shape[1:])
+        # Find the outermost axis along which a whole entry begins at `begin` and ends in the range.
+        while begin % inner or begin + inner > end:
+            along += 1
+            inner //= shape[along]
+        offsets = tuple(map(int, np.unravel_index(begin, shape)))
+        count = min(shape[along] - offsets[along], (end - begin) // inner)
+        yield offsets, (*[1] * along, count, *shape[along + 1 :])
+        begin += count * inner
 
 
 def held_shards(variable: keras.Variable) -> list[HeldShard]:
