@@ -107,7 +107,7 @@ ADDED = {
     "files that do not fit, divided integers, exports in jobs": 307,
     "the optimizer's variables on the host, layouts of outputs": 377,
     "maps by DTensor on PyTorch's workers": 623,
-    "checkpoints of Orbax and of torch.distributed.checkpoint": 485,
+    "checkpoints of Orbax and of torch.distributed.checkpoint, by blocks": 490,
     "moments with a written gradient, and short steps on one core": 46,
     "outputs laid out by DTensor": 39,
     "what a full disk does not destroy, and names": 80,

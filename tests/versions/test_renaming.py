@@ -105,7 +105,6 @@ print(here, again)
         ("keras.src.masks:apply.apply_mask", "keras.src.masks:apply.apply_mask_moved"),
         ("keras.src.masks:apply", "keras.src.masks:apply_moved"),
         ("keras.src:losses", "keras.src:losses_moved"),
-        ("keras.src.losses:", "keras.src.losses_moved:"),
         ("keras.src.backend:nn", "keras.src.backend:nn_moved"),
         ("keras.src.backend:nn.double", "keras.src.backend:nn.double_moved"),
         ("keras.src.state:scopes.scope_stack", "keras.src.state:scopes.scope_stack_moved"),
