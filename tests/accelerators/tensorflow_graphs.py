@@ -180,7 +180,7 @@ def kinds_of_batches():
 def retraced():
     """How many functions a second epoch traces; how many feed devices, and outlive the dataset."""
     dataset, feeding = tf.data.Dataset.range(5).batch(2), []
-    kind = internals.DEVICE_GENERATOR.get()
+    kind = internals.DEVICE_GENERATOR.value
     begin = kind.__init__
 
     def noted(feed, *args, **options):
