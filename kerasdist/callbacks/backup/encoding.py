@@ -478,7 +478,7 @@ class Remembering:
         self._watched = [_Watched(one, [*elsewhere, *own]) for one in own]
 
     def state(self) -> list[list[Form]]:
-        """Returns, for each object, its name and the forms of its changed attributes."""
+        """Returns the name of each object, and its attributes that have changed, encoded."""
         states = [[_named(one.object), one.changes()] for one in self._watched]
         self.has_changed = any(changes for _, changes in states)
         return states

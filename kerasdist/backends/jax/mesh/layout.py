@@ -297,7 +297,7 @@ class Layout:
         sharding: The strategy's argument `sharding`.
         offload: Whether the host holds the optimizer's variables.
         rule: Decides which variables `sharding` divides; None if the argument was not given.
-        shards_between_steps: Whether variables are sharded, or on the host, also between steps.
+        shards_between_steps: Whether variables stay sharded, or on the host, between steps.
         outputs: A context in which layers lay out their outputs, if a LayoutMap says how.
         whole: The sharding of an array that every device holds.
         rows: The sharding of an array whose first axis is sharded over the replicas.

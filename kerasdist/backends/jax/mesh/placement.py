@@ -136,7 +136,7 @@ class Placement:
         return arrays if all(map(operator.is_, arrays, placed)) else placed
 
     def leave(self, arrays: list[jax.Array]) -> list[jax.Array]:
-        """Returns the arrays that variables shall hold, for new values that a program returned."""
+        """Returns new values of a program in the form that variables hold; here the same arrays."""
         return arrays
 
     def put(self, array: Any, sharding: Sharding) -> jax.Array:
