@@ -302,8 +302,10 @@ def _apply(
 ) -> Any:
     replica, trial = current.replica, current.trial
     variables = None if trainable_variables is None else list(trainable_variables)
-    owner = trial if replica is None else replica.collectives
-    if owner is None or current.applies:
+    owner = trial
+    if replica is not None:
+        owner = None if current.applies else replica.collectives
+    if owner is None:
         return original(optimizer, grads, variables)
     return owner.apply_gradients(original, optimizer, list(grads), variables)
 
