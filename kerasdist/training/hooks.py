@@ -300,12 +300,10 @@ def _run(
 def _apply(
     original: Original, optimizer: keras.Optimizer, grads: Any, trainable_variables: Any = None
 ) -> Any:
-    replica, trial = current.replica, current.trial
+    replica = current.replica
     variables = None if trainable_variables is None else list(trainable_variables)
-    owner = trial
-    if replica is not None:
-        owner = None if current.applies else replica.collectives
-    if owner is None:
+    owner = current.trial if replica is None else replica.collectives
+    if owner is None or (replica is not None and current.applies):
         return original(optimizer, grads, variables)
     return owner.apply_gradients(original, optimizer, list(grads), variables)
 
