@@ -83,8 +83,8 @@ def save_checkpoint(model: keras.Model, path: str | os.PathLike[str]) -> None:
             unfinished.mkdir(parents=True)
             # If the disk is full, this write fails now, and all workers raise the error. Without
             # this write, only the chief would fail later.
-            before.write_bytes(bytes(1 << 12))
-            before.unlink()
+            new.write_bytes(bytes(1 << 12))
+            new.unlink()
     with all_do(job, "see the folder of a checkpoint", ValueError):
         if not unfinished.is_dir():
             raise ValueError(
