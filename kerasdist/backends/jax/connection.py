@@ -137,7 +137,7 @@ class Relay:
                 _start(_pass_on, server, client)
                 _pass_on(client, server)
                 with contextlib.suppress(OSError):
-                    server.shutdown(socket.SHUT_RDWR)  # ends the thread that receives from it
+                    server.shutdown(socket.SHUT_RDWR)  # ends the other thread's wait for data
 
     def _connected(self) -> socket.socket | None:
         end = time.monotonic() + self._patience

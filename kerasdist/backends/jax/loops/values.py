@@ -279,7 +279,7 @@ def source_of(value: DistributedValues, replicas: int | None = None) -> Source:
 
 
 def _register(kind: type[DistributedValues]) -> None:
-    """Registers a class of values as pytrees, whose children are arrays that `jax.jit` takes."""
+    """Registers a class of distributed values as pytrees, whose children are their arrays."""
 
     def children(value: DistributedValues) -> tuple[Sequence[Any], Any]:
         source = value.source

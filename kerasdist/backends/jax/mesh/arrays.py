@@ -21,7 +21,7 @@ _Item = TypeVar("_Item")
 
 
 def cut(array: Any, shape: Sequence[int]) -> Any:
-    """Returns an array without padding: the first elements along each axis, in the given shape."""
+    """Removes padding: returns the first elements along each axis, as many as `shape` says."""
     return array[tuple(slice(size) for size in shape)]
 
 
@@ -89,7 +89,7 @@ def parts_of(array: np.ndarray[Any, Any], dtype: str, sharding: Sharding) -> jax
     ]
     made = jax.make_array_from_single_device_arrays(array.shape, sharding, parts)
     jax.block_until_ready(made)  # because the caller may change the NumPy array afterwards
-    gc.collect(0)  # otherwise JAX frees the NumPy arrays only with the next array
+    gc.collect(0)  # otherwise JAX keeps the NumPy arrays until it makes another array
     return made
 
 
