@@ -24,7 +24,7 @@ from kerasdist.keras_compat import ops
 # In the folder of one step, Keras's OrbaxCheckpoint keeps the arrays in the first of these folders,
 # and Orbax's CheckpointManager in the second.
 _INNER = ("pytree", "default")
-# How many bytes of arrays are read at a time; in large checkpoints it is a sixteenth of all bytes.
+# How many bytes of arrays are read at a time. Large checkpoints are read in 16 parts instead.
 # Memory must hold these bytes in addition to the values of the variables.
 _AT_ONCE = 1 << 26
 

@@ -114,7 +114,7 @@ class Relay:
     """
 
     def __init__(self, server: str, patience: float) -> None:
-        """Starts to listen; for each client, tries to reach the server for `patience` seconds."""
+        """Starts to listen. Once a client connects, seeks the server for `patience` seconds."""
         host, _, port = server.rpartition(":")
         self._server = host.strip("[]"), int(port)
         self._patience = patience

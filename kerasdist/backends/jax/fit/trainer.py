@@ -81,7 +81,7 @@ class JaxTrainer(ReplicatedTrainer):
     _is_lost = False
 
     def __init__(self, model: Any, strategy: Strategy, replicas: Any) -> None:
-        """Makes the trainer; with ``sharding="auto"``, adds the layout map of the model's class."""
+        """Makes the trainer; with ``sharding="auto"``, uses the layout map of the model's class."""
         install()
         super().__init__(model, strategy, replicas)
         if isinstance(replicas.logical_devices.rule, OverReplicas):
@@ -116,7 +116,7 @@ class JaxTrainer(ReplicatedTrainer):
         return_losses: bool = False,
         **kwargs: object,
     ) -> Any:
-        """Calls the model; in a step, in several passes if one pass may not have all rows."""
+        """Calls the model. In a step, makes several passes if one cannot have all rows."""
         call = partial(original, weights, state)
         rows = passes.rows_of_passes(self, args, kwargs)
         if rows is None:

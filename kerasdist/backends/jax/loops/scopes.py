@@ -87,7 +87,11 @@ class ProgramScope(Scope):
         self._stacks = {key: (stack, self.state_mapping[key]) for key, stack in stacks.items()}
 
     def peek(self, variable: keras.Variable) -> jax.Array:
-        """Returns a variable's value; zeros if the variable is not an input of the program yet."""
+        """Returns a variable's value.
+
+        Returns zeros if the variable is not an input of the program yet, because JAX then traces
+        the program again, with the variable as an input.
+        """
         value = self.state_mapping.get(id(variable))
         if value is None:
             self.variables[id(variable)] = variable

@@ -200,7 +200,7 @@ def is_distributed(leaf: object) -> bool:
 
 
 def flatten(structure: object) -> tuple[list[Any], Any]:
-    """Returns leaves and structure of a pytree; a distributed value is a leaf, None is not."""
+    """Returns a pytree's leaves and structure. A distributed value is one leaf; None is no leaf."""
     return jax.tree.flatten(structure, is_leaf=is_distributed)
 
 

@@ -63,7 +63,7 @@ def in_device_memory(sharding: Sharding) -> Sharding:
 
 
 def on_device(leaf: object) -> Any:
-    """Returns an array in its device's memory; other values unchanged."""
+    """Copies an array from the host's memory to its devices. Returns other values unchanged."""
     if not isinstance(leaf, jax.Array) or is_traced(leaf) or leaf.sharding.memory_kind != HOST:
         return leaf
     return jax.device_put(leaf, in_device_memory(leaf.sharding))

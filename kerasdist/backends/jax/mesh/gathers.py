@@ -300,7 +300,10 @@ def _scatters(equation: _Equation, inputs: Sequence[_Value]) -> bool:
 
 
 def _constraint(equation: _Equation | None) -> bool | None:
-    """Returns whether a sharding constraint asks for full arrays; None for other operations."""
+    """Returns whether an operation makes an array full on each device by a sharding constraint.
+
+    Returns None if the operation is not a sharding constraint.
+    """
     if equation is None or equation.primitive.name != "sharding_constraint":
         return None
     return bool(equation.params["sharding"].is_fully_replicated)

@@ -75,7 +75,7 @@ class Placement:
 
     Attributes:
         layout: The mesh, and the shardings of arrays on it.
-        job: The job whose workers have the other devices of the mesh; None if there are none.
+        job: The job whose workers have the other devices of the mesh; None without other workers.
         mesh: The JAX mesh of all devices.
         whole: The sharding of an array of which every device holds a full copy.
         rows: The sharding of an array whose first axis is sharded over the replicas.
@@ -235,7 +235,7 @@ class Placement:
         """Notes the shapes of an eager step's batch, for several workers. Does nothing here."""
 
     def compare(self, program: Any, *arguments: object) -> str:
-        """Returns a new program's digest, which must be equal on all workers; "" for one worker."""
+        """Compares a new program on all workers. Returns its digest, or "" for a single worker."""
         if self.job is None:
             return ""
         # JAX caches the lowered program, so the launch does not lower the program again.
