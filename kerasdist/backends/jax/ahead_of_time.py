@@ -113,7 +113,7 @@ class Compiled:
     """The result of compiling a program; all sizes are for a single device.
 
     Attributes:
-        memory: The bytes of memory by kind. The outputs are results other than the new state, which
+        memory: The bytes of memory by kind. The outputs do not include the new state, which
             overwrites the old state.
         text: XLA's text of the compiled program; empty if XLA refused the program.
         refused: XLA's message if the program needs more memory than a device has, else None.

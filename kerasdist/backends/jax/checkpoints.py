@@ -21,9 +21,10 @@ from kerasdist.errors import UnsupportedError
 from kerasdist.job.job import Job
 from kerasdist.keras_compat import ops
 
-# The folders of a step in which Keras's OrbaxCheckpoint and Orbax's CheckpointManager keep arrays.
+# In the folder of one step, Keras's OrbaxCheckpoint keeps the arrays in the first of these folders,
+# and Orbax's CheckpointManager in the second.
 _INNER = ("pytree", "default")
-# How many bytes of arrays are read at a time; in large checkpoints it is a sixteenth of all bytes.
+# How many bytes of arrays are read at a time. Large checkpoints are read in 16 parts instead.
 # Memory must hold these bytes in addition to the values of the variables.
 _AT_ONCE = 1 << 26
 
@@ -106,8 +107,9 @@ class OrbaxFormat(CheckpointFormat):
 def _fail_together(handler: Any, job: Job) -> None:
     """Makes an Orbax handler's `save` and `restore` fail on all workers if they fail on one.
 
-    Otherwise the other workers would wait for the failed worker. Orbax calls `finalize` on the
-    chief alone. So `save` calls `finalize` at its end, where all workers wait for the chief.
+    Otherwise the other workers would wait for the failed worker. Orbax itself calls `finalize` on
+    the chief alone, so the other workers would not see it fail. Therefore the new `save` calls
+    `finalize` at its end, where all workers wait for the chief.
     """
     reporting = job.all_do("write, or read, their shards of a checkpoint", OSError)
     write, finish = reporting(handler.save), handler.finalize

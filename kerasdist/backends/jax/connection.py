@@ -114,7 +114,7 @@ class Relay:
     """
 
     def __init__(self, server: str, patience: float) -> None:
-        """Starts to listen; for each client, tries to reach the server for `patience` seconds."""
+        """Starts to listen. Once a client connects, seeks the server for `patience` seconds."""
         host, _, port = server.rpartition(":")
         self._server = host.strip("[]"), int(port)
         self._patience = patience
@@ -137,7 +137,7 @@ class Relay:
                 _start(_pass_on, server, client)
                 _pass_on(client, server)
                 with contextlib.suppress(OSError):
-                    server.shutdown(socket.SHUT_RDWR)  # ends the thread that receives from it
+                    server.shutdown(socket.SHUT_RDWR)  # ends the other thread's wait for data
 
     def _connected(self) -> socket.socket | None:
         end = time.monotonic() + self._patience

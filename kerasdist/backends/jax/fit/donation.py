@@ -37,7 +37,10 @@ _unread: VariableTable[jax.Array] = VariableTable()
 
 @dataclass(frozen=True)
 class _InSteps:
-    """The thread whose steps hold a variable's value, and a method that copies the value."""
+    """The thread whose steps hold a variable's value, and a method that copies the value.
+
+    `mark_in_steps` describes the method's arguments `name` and `index`.
+    """
 
     thread: int
     copied: weakref.WeakMethod[Any]
@@ -48,8 +51,8 @@ class _InSteps:
 _in_steps: VariableTable[_InSteps] = VariableTable()
 
 
-# By a variable's id: the thread that passes the variable's value to a program and stores the new
-# value.
+# Maps a variable's id to the thread that passes the variable's value to a program and then stores
+# the new value.
 _passed: dict[int, int] = {}
 _passed_on = threading.Condition()
 

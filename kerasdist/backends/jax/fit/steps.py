@@ -114,7 +114,8 @@ class StepFunction:
 def _count_alike(batches: Sequence[object]) -> int:
     """Returns how many batches at the beginning are equal in structure, shapes and types.
 
-    Returns 0 if an array cannot be stacked: a sparse array, or keys of random generators.
+    Returns 0 if the first batch has an array that cannot be stacked, such as a sparse array or keys
+    of random generators.
     """
     forms = map(_form, batches)
     first = next(forms, None)

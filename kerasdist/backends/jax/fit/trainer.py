@@ -37,7 +37,7 @@ if TYPE_CHECKING:
         arrays: Placement
 
 
-# The state that each step takes.
+# The lists of a model's variables whose values each kind of step takes.
 _STATES = {
     "train_step": TRAIN_STATE,
     "test_step": ("trainable_variables", "non_trainable_variables", "metrics_variables"),
@@ -81,7 +81,7 @@ class JaxTrainer(ReplicatedTrainer):
     _is_lost = False
 
     def __init__(self, model: Any, strategy: Strategy, replicas: Any) -> None:
-        """Makes the trainer; with ``sharding="auto"``, adds the layout map of the model's class."""
+        """Makes the trainer; with ``sharding="auto"``, uses the layout map of the model's class."""
         install()
         super().__init__(model, strategy, replicas)
         if isinstance(replicas.logical_devices.rule, OverReplicas):
@@ -89,7 +89,7 @@ class JaxTrainer(ReplicatedTrainer):
 
     @property
     def trial_class(self) -> type[Any]:
-        """The class of trials, which compare the mesh with one device."""
+        """The class of trials, which compare a step on the mesh with the step on one device."""
         if self.replicas.num_replicas == 1:
             return super().trial_class
         from kerasdist.backends.jax.fit.trial import JaxTrial  # few programs need it
@@ -116,7 +116,7 @@ class JaxTrainer(ReplicatedTrainer):
         return_losses: bool = False,
         **kwargs: object,
     ) -> Any:
-        """Calls the model; in a step, in several passes if one pass may not have all rows."""
+        """Calls the model. In a step, makes several passes if one cannot have all rows."""
         call = partial(original, weights, state)
         rows = passes.rows_of_passes(self, args, kwargs)
         if rows is None:
@@ -131,19 +131,23 @@ class JaxTrainer(ReplicatedTrainer):
         super().require_passes()
 
     def make_function(self, name: str, original: Original, force: bool = False) -> Any:
-        """Makes a function; first puts back values that steps took out of the variables."""
+        """Makes the function that `fit`, `evaluate` or `predict` calls.
+
+        First puts back values that earlier steps took out of the variables.
+        """
         self._begin()
         return super().make_function(name, original, force)
 
     def build_symbolically(self, original: Original, *args: object, **kwargs: object) -> None:
-        """Builds unbuilt layers; first puts back values that steps took out of the variables."""
+        """Builds unbuilt layers. First puts back values that steps took out of the variables."""
         self._begin()
         super().build_symbolically(original, *args, **kwargs)
 
     def _begin(self) -> None:
-        """Puts back values that steps in this thread, as of an outer `fit`, took out of variables.
+        """Puts back values that earlier steps in this thread took out of the variables.
 
-        Raises an error if steps of another thread have the values.
+        For example, a callback of `fit` calls `evaluate` between two steps. Raises an error if
+        steps of another thread have the values.
         """
         is_synced = keras_compat.is_state_synced(self.model)
         if not is_synced and self._steps_thread != threading.get_ident():

@@ -32,7 +32,7 @@ class JaxTrial(Trial):
         return keras_compat.held_value(variable)
 
     def write(self, variable: keras.Variable, value: Any) -> None:
-        """Stores the value that a variable has after the step; the variable does not change."""
+        """Stores a variable's value after the step, to compare it. Does not change the variable."""
         self._copies[id(variable)] = variable, value
 
     def value_of(self, variable: keras.Variable) -> Any:

@@ -336,14 +336,14 @@ class Incomplete(Exception):  # noqa: N818  not an error, because a new executab
 
 @final
 class Executable:
-    """A program that is compiled for arguments of certain shapes and types, at its first launch.
+    """A program for arguments of certain shapes and types, compiled at its first launch.
 
     The executable does not keep its variables alive. After one of its variables is freed, the
     executable cannot be used any more.
 
     Attributes:
         known: The variables that are inputs of the program, by their ids.
-        held: The ids of the known variables that have a component for each replica.
+        held: The ids of those known variables of which each replica has its own component.
         place: The placement on which the program runs; None if it runs where its arguments are.
     """
 
@@ -354,7 +354,7 @@ class Executable:
         held: Sequence[int],
         place: Placement | None,
     ) -> None:
-        """Stores the inputs: variables whose arrays the program consumes, and other variables."""
+        """Stores the inputs: variables whose arrays the program consumes (donates), and others."""
         variables = {**consumed, **others}
         self.known = {one: weakref.ref(variable) for one, variable in variables.items()}
         self.held = held
@@ -371,7 +371,8 @@ class Executable:
         self._written_apart: list[int] = []
         self._constants: list[Any] = []
         self._structure: Any = None
-        self._digest: str | None = None  # of the compiled program; workers compare this digest
+        # The digest of the program, by which workers find out whether they have equal programs.
+        self._digest: str | None = None
 
     def variables(self) -> dict[int, Any]:
         """Returns the known variables, by their ids."""
@@ -385,7 +386,7 @@ class Executable:
         return self.place is not None and not components.diverged(variables) <= {*self.held}
 
     def extended(self, scope: scopes.ProgramScope | None) -> Executable:
-        """Returns an executable with the further variables, or the mesh, that a trace has found."""
+        """Returns an executable that also has the variables, or the mesh, that a trace found."""
         known = self.variables()
         consumed = dict(list(known.items())[: self._consumed])
         held = {*self.held}
@@ -497,7 +498,7 @@ class Executable:
 
 
 def _on_mesh(place: Placement, result: Any) -> Any:
-    """Constrains a result to be whole on each device; components are sharded over the replicas."""
+    """Constrains a result to be whole on each device, or its components to be on their replicas."""
     is_sharded = is_distributed(result) and isinstance(result.source, Stacked)
     sharding = place.rows if is_sharded else place.whole
     return jax.tree.map(

@@ -54,7 +54,7 @@ Trace = Callable[[int, Exchange], Traced]
 
 @dataclass(eq=False)
 class _Pause(BaseException):  # not an Exception, which user code may catch
-    """The code of a replica has reached an exchange whose result is not known yet."""
+    """Raised when a replica's code reaches an exchange whose result is not known yet."""
 
     kind: str
     scope: Any
@@ -63,12 +63,15 @@ class _Pause(BaseException):  # not an Exception, which user code may catch
 
 
 class _Inside(BaseException):
-    """The code of a replica has reached an exchange inside of a function that is differentiated."""
+    """Raised when a function that is differentiated reaches an exchange between replicas."""
 
 
 @final
 class _Replay(Exchange):
-    """Gives the code the known results of exchanges; the first unknown one raises `_Pause`."""
+    """Gives a replica's code the results of those exchanges whose results are known.
+
+    At the first other exchange, it raises `_Pause`.
+    """
 
     def __init__(self, results: Sequence[tuple[str, Sequence[Any]]], group: int) -> None:
         self._results = results
@@ -134,9 +137,9 @@ class Groups:
         """Traces the code of all replicas, for all groups.
 
         Returns three things. The first is the first group's trace, whose results are replaced by
-        each device's own results, padded if their shapes differ. The second is the replicas'
-        components of written variables, by the variable's id. The third is the replicas' shapes of
-        each padded result, by the result's index.
+        each device's own results, padded if their shapes differ. The second has, by the id of a
+        variable that the code wrote, the variable's component on each replica. The third has, by
+        the index of a padded result, the result's shape on each replica.
         """
         ends: list[Traced] = self._ends(trace)
         first = ends[0]
@@ -159,7 +162,10 @@ class Groups:
         return Traced(first.scope, results, first.form), held, shapes
 
     def _differ(self, column: Sequence[Any]) -> bool:
-        """Returns whether the groups' values of a result are arrays, or numbers that differ."""
+        """Returns whether each device must select its own group's value of a result.
+
+        It must if the values are arrays, or numbers that differ.
+        """
         if any(map(is_array, column)):
             return True
         if all(isinstance(one, str) for one in column) and len(set(column)) > 1:
@@ -200,7 +206,11 @@ class Groups:
         return [result] * len(self.kinds)
 
     def _merged(self, pauses: Sequence[_Pause], columns: Sequence[Any]) -> Any:
-        """Calls a function once for all replicas; returns its result and its assignments."""
+        """Calls the function of a merge_call once for all replicas.
+
+        Returns the function's result, the variables that it wrote with their new values, and the
+        variables of which each replica has its own component.
+        """
         first = pauses[0]
         if isinstance(first.scope.exchange.base, scopes.OverlayScope):
             raise UnsupportedError(

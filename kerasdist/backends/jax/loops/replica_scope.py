@@ -125,7 +125,7 @@ class ReplicaScope(Scope):
         return ReplicaScope(values, held, self._outer, self._replicas, exchange)
 
     def get_current_value(self, variable: keras.Variable) -> jax.Array:
-        """Returns this replica's value, or in cross-replica context the aggregate."""
+        """Returns this replica's value; in cross-replica context, the aggregate of all values."""
         self.read[id(variable)] = variable
         value = self.peek(variable)
         if self.is_apart(variable) and context.current.replica is None and self._writes != "copy":
@@ -158,7 +158,7 @@ class ReplicaScope(Scope):
         return value
 
     def writing(self, manner: Literal["equal", "copy"]) -> AbstractContextManager[None]:
-        """Returns a context in which all replicas assign equal values, or each only to its copy."""
+        """Returns a context in which replicas assign "equal" values, or each to its own "copy"."""
         return context.replaced(self, "_writes", manner)
 
     def is_apart(self, variable: keras.Variable) -> bool:
@@ -173,7 +173,7 @@ class ReplicaScope(Scope):
     def aggregates(
         self, variables: Sequence[keras.Variable], values: Sequence[jax.Array]
     ) -> list[jax.Array]:
-        """Returns the aggregates of several variables' components, by one sum for all of them."""
+        """Returns the aggregates of several variables' components, with a single all-reduce."""
         parts = [
             value if counts_all_replicas(variable) else only_first(value)
             for variable, value in zip(variables, values, strict=True)

@@ -36,7 +36,7 @@ class JaxReplicaSet(ReplicaSet):
     """The devices of a strategy, which run one program on each global batch.
 
     Attributes:
-        arrays: The placement of a step's arrays.
+        arrays: The placement, which puts the arrays of steps on the devices.
     """
 
     trainer_class = JaxTrainer
@@ -50,7 +50,7 @@ class JaxReplicaSet(ReplicaSet):
     ) -> None:
         self.arrays = self._place(jax_devices, options, job)
         super().__init__(_in_order_of(self.arrays, jax_devices, devices), options, job)
-        self.steps_ahead = STEPS_AHEAD  # also on CPUs, where JAX is asynchronous, too
+        self.steps_ahead = STEPS_AHEAD  # also on CPUs, because JAX is asynchronous there, too
         self.logical_devices = self.arrays.layout
         if self.arrays.layout.shards_between_steps:
             sharded_state.add(self.arrays)
@@ -145,9 +145,10 @@ class JaxReplicaSet(ReplicaSet):
         return scopes.program() is not None
 
     def placement(self) -> AbstractContextManager[Any]:
-        """Returns a context in which variables are made on the first device.
+        """Returns a context in which new variables are made on one device, usually the first.
 
-        The first step copies the variables to the other devices, where they then stay.
+        The first step copies the variables to the other devices. They stay there, unless the
+        strategy keeps variables on one device.
         """
         program = scopes.program()
         if program is not None:

@@ -72,7 +72,7 @@ _Body = Callable[[ReplicaScope, Arguments], Any]
 
 @final
 class JaxRunner(Runner):
-    """Runs functions as one program on all devices, traced once for all replicas."""
+    """Runs functions on the replicas, by one program for all devices."""
 
     def __init__(self, replica_set: ReplicaSet, place: Placement) -> None:
         self._replica_set = replica_set
@@ -83,7 +83,7 @@ class JaxRunner(Runner):
         self._updates = Programs()
 
     def run(self, strategy: Strategy, function: Callable[..., Any], given: Arguments) -> Any:
-        """Runs the function once per replica, in the program being traced or a new program."""
+        """Runs the function once per replica, in the program being traced or as a new program."""
 
         def body(scope: ReplicaScope, given: Arguments) -> Any:
             replica = ReplicaContext(
@@ -100,7 +100,7 @@ class JaxRunner(Runner):
     def _started(
         self, programs: Programs, function: Callable[..., Any], body: _Body, given: Arguments
     ) -> Any:
-        """Runs code on each device, in the program being traced or the function's own program."""
+        """Runs `body` on each device: in the program being traced, or as `function`'s program."""
         if scopes.program() is not None:
             return self._on_each(body, given)
 
@@ -110,7 +110,7 @@ class JaxRunner(Runner):
         return programs.of(function)(whole, *self._entering(given))
 
     def _on_each(self, body: _Body, given: Arguments) -> Any:
-        """Runs code on each device, as a part of the program that is being traced."""
+        """Runs `body` on each device, as a part of the program that is being traced."""
         merging = replica_scope.current()
         if merging is not None:  # the code of a merge_call already runs on each device
             return of_own(body(merging, own(given)), self._replicas)
@@ -126,7 +126,7 @@ class JaxRunner(Runner):
         shared = {i: x.array for i, x in enumerate(sources) if isinstance(x, Equal)}
         shared |= {i: x for i, x in enumerate(sources) if is_array(x)}
         padded = {i: x.shapes for i, x in enumerate(sources) if isinstance(x, Stacked) and x.differ}
-        # Lists are used, because JAX would order dicts by ids, which differ between workers.
+        # Lists are used, because JAX would sort dicts by their keys: ids, which differ by worker.
         values = [outer.peek(one) for one in program.known.values()]
         held = [program.stack(one, self._replicas) for one in program.held.values()]
         found: list[tuple[Traced, dict[int, Any], list[int], list[int]]] = []
@@ -246,7 +246,7 @@ class JaxRunner(Runner):
         return self._place.wait_until_sent(pack(values[0], self._made(columns, is_array)))
 
     def divide(self, strategy: Strategy, batch: Any) -> Any:
-        """Returns a structure of distributed values: the consecutive local batches of a batch."""
+        """Divides a batch into consecutive local batches; returns them as distributed values."""
         bounds = bounds_of_replicas(examples(batch), self._replicas)
         here = self._place.layout.local_replicas
 
@@ -269,7 +269,7 @@ class JaxRunner(Runner):
         return stacked(array, shapes)
 
     def _joined(self, leaves: Sequence[Any]) -> Any:
-        """Returns a distributed value from all components, which this process must have."""
+        """Makes a distributed value from the components of all replicas, one leaf per replica."""
         if not is_array(leaves[0]):
             return _of_objects(leaves)
         if replica_scope.current() is not None:

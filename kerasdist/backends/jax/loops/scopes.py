@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Scope(keras.StatelessScope, abc.ABC):
-    """The base class of the three scopes; it stores the values that are assigned to variables."""
+    """Stores the values that user code assigns to variables. The base class of all scopes here."""
 
     def __init__(self) -> None:
         # Variables that are made inside of the scope get their initial values after the trace.
@@ -67,7 +67,7 @@ class ProgramScope(Scope):
         held: Those known variables of which each replica has its own component.
         variables: Variables that the program reads or writes and that are no inputs yet.
         written: Variables that the program writes.
-        apart: Variables of which the program uses or makes components.
+        apart: Variables of which the program uses or makes one component per replica.
         place: The placement on which the program computes; None if it runs where its arguments are.
     """
 
@@ -87,7 +87,11 @@ class ProgramScope(Scope):
         self._stacks = {key: (stack, self.state_mapping[key]) for key, stack in stacks.items()}
 
     def peek(self, variable: keras.Variable) -> jax.Array:
-        """Returns a variable's value; zeros if the variable is not an input of the program yet."""
+        """Returns a variable's value.
+
+        Returns zeros if the variable is not an input of the program yet, because JAX then traces
+        the program again, with the variable as an input.
+        """
         value = self.state_mapping.get(id(variable))
         if value is None:
             self.variables[id(variable)] = variable

@@ -200,7 +200,7 @@ def is_distributed(leaf: object) -> bool:
 
 
 def flatten(structure: object) -> tuple[list[Any], Any]:
-    """Returns leaves and structure of a pytree; a distributed value is a leaf, None is not."""
+    """Returns a pytree's leaves and structure. A distributed value is one leaf; None is no leaf."""
     return jax.tree.flatten(structure, is_leaf=is_distributed)
 
 
@@ -279,7 +279,7 @@ def source_of(value: DistributedValues, replicas: int | None = None) -> Source:
 
 
 def _register(kind: type[DistributedValues]) -> None:
-    """Registers a class of values as pytrees, whose children are arrays that `jax.jit` takes."""
+    """Registers a class of distributed values as pytrees, whose children are their arrays."""
 
     def children(value: DistributedValues) -> tuple[Sequence[Any], Any]:
         source = value.source

@@ -21,7 +21,7 @@ _Item = TypeVar("_Item")
 
 
 def cut(array: Any, shape: Sequence[int]) -> Any:
-    """Returns an array without padding: the first elements along each axis, in the given shape."""
+    """Removes padding: returns the first elements along each axis, as many as `shape` says."""
     return array[tuple(slice(size) for size in shape)]
 
 
@@ -63,7 +63,7 @@ def in_device_memory(sharding: Sharding) -> Sharding:
 
 
 def on_device(leaf: object) -> Any:
-    """Returns an array in its device's memory; other values unchanged."""
+    """Copies an array from the host's memory to its devices. Returns other values unchanged."""
     if not isinstance(leaf, jax.Array) or is_traced(leaf) or leaf.sharding.memory_kind != HOST:
         return leaf
     return jax.device_put(leaf, in_device_memory(leaf.sharding))
@@ -89,7 +89,7 @@ def parts_of(array: np.ndarray[Any, Any], dtype: str, sharding: Sharding) -> jax
     ]
     made = jax.make_array_from_single_device_arrays(array.shape, sharding, parts)
     jax.block_until_ready(made)  # because the caller may change the NumPy array afterwards
-    gc.collect(0)  # otherwise JAX frees the NumPy arrays only with the next array
+    gc.collect(0)  # otherwise JAX keeps the NumPy arrays until it makes another array
     return made
 
 

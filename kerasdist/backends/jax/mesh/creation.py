@@ -33,8 +33,8 @@ def _made(
 ) -> None:
     """Makes a variable, also in code that JAX traces.
 
-    In such code Keras needs an initializer, because the variable gets its value only after the
-    trace. So an initial value that is an array is wrapped in an initializer.
+    In code that JAX traces, Keras needs an initializer, because the variable gets its value only
+    after the trace. So an initial value that is an array is wrapped in an initializer.
     """
     if (
         scopes.current() is not None

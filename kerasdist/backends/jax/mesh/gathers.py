@@ -41,7 +41,7 @@ _NAMES = (
     "name sharding_constraint convert_element_type transpose reshape squeeze expand_dims slice "
     "split broadcast_in_dim concatenate stack pad rev copy neg abs sign add sub mul div max min "
     "clamp select_n square integer_pow sqrt rsqrt and or xor not lt le gt ge eq ne "
-    "shift_left shift_right_arithmetic shift_right_logical"  # shifts unpack int4
+    "shift_left shift_right_arithmetic shift_right_logical"  # to unpack int4
 )
 _CHEAP = frozenset(_NAMES.split())
 _INLINED = frozenset({"jit", "pjit", "checkpoint", "remat", "remat2", "closed_call"})
@@ -84,7 +84,8 @@ class _Value:
         is_constant: Whether the value is a number or an array in the code.
         sources: The weights from which this value is made, if it is a recipe; otherwise empty.
         array: The array of a value that is not a recipe, after it was computed.
-        order: A number that grows from value to value, and is the same on all workers.
+        order: A number that grows from value to value. All workers sort values by it, and so get
+            the same order.
     """
 
     type: Any
@@ -108,8 +109,10 @@ class _Operation:
 
     Attributes:
         equation: The operation in JAX's form; None for an optimization barrier.
-        number: The position among the operations that make arrays.
-        shards: How each input is sharded before the operation; None for an unchanged input.
+        number: The position among the operations that make arrays; -1 if the operation belongs to
+            a recipe.
+        shards: How each input is sharded before the operation; None for an input that stays as it
+            is.
         scatters: Whether the operation makes shards from full values; if so, the next group waits
             for these shards.
     """
@@ -170,8 +173,8 @@ class _Reader:
 
     def __init__(self) -> None:
         self.operations: list[_Operation] = []
-        # Both map the shape and type of a weight to its sharding. `_products` has only the shapes
-        # and types that a product of two weights also has, as in LoRA.
+        # Both dicts map the shape and type of a weight to the weight's sharding. `_products` has
+        # only the shapes and types that a product of two weights also has, as in LoRA.
         self._at_rest: dict[Hashable, NamedSharding] = {}
         self._products: dict[Hashable, NamedSharding] = {}
 
@@ -279,8 +282,8 @@ def _is_weight(value: _Value) -> bool:
 def _expands(equation: _Equation) -> bool:
     """Returns whether a product or a lookup makes more elements than it reads.
 
-    The products of LoRA's factors do. In quantized models lookups of scales do, too, because
-    several elements of a weight share a scale.
+    Examples are the product of the two factors of LoRA, and the lookup of scales in a quantized
+    model, where several elements of a weight share a scale.
     """
     if equation.primitive.name not in ("dot_general", "gather"):
         return False
@@ -297,7 +300,10 @@ def _scatters(equation: _Equation, inputs: Sequence[_Value]) -> bool:
 
 
 def _constraint(equation: _Equation | None) -> bool | None:
-    """Returns whether a sharding constraint asks for full arrays; None for other operations."""
+    """Returns whether an operation makes an array full on each device by a sharding constraint.
+
+    Returns None if the operation is not a sharding constraint.
+    """
     if equation is None or equation.primitive.name != "sharding_constraint":
         return None
     return bool(equation.params["sharding"].is_fully_replicated)

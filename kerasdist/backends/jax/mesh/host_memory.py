@@ -33,7 +33,7 @@ _copies: ContextVar[_Copies | None] = ContextVar("copies", default=None)
 
 
 def to_device(values: Sequence[Any], shardings: Sequence[NamedSharding]) -> list[Any]:
-    """Returns a step's values; values in the host's memory are copied to the devices."""
+    """Returns a step's values, after copying those in the host's memory to the devices."""
     return [
         jax.device_put(value, in_device_memory(how)) if how.memory_kind == HOST else value
         for value, how in zip(values, shardings, strict=True)
@@ -41,7 +41,7 @@ def to_device(values: Sequence[Any], shardings: Sequence[NamedSharding]) -> list
 
 
 def constrained(value: Any, sharding: Sharding) -> Any:
-    """Returns an array of a step with this sharding and memory kind; other values unchanged."""
+    """Gives an array of a step this sharding and memory kind. Returns other values unchanged."""
     if not isinstance(value, jax.Array):
         return value  # for example None, for a weight without a gradient
     put = jax.device_put if sharding.memory_kind == HOST else jax.lax.with_sharding_constraint
@@ -55,8 +55,8 @@ def read_in_order(
     """Yields values for an optimizer's code; a value is copied to the devices when code reads it.
 
     If the code of the optimizer has branches, all values are copied to the devices at once, because
-    all branches must return arrays in the same memory. `values` may also have variables: a
-    LossScaleOptimizer passes the variables of its inner optimizer.
+    all branches must return arrays in the same memory. `values` may also contain Keras variables,
+    because a LossScaleOptimizer passes the variables of its inner optimizer.
     """
     values = [_current(one) if isinstance(one, keras.Variable) else one for one in values]
     has_branches = optimizer.gradient_accumulation_steps or not keras_compat.is_builtin(
@@ -82,21 +82,24 @@ def brought(variable: keras.Variable, value: Any) -> Any:
 
 @final
 class _Copies:
-    """The copies to the devices in one update, and the updated weights for which copies wait."""
+    """The optimizer variables that one update has copied to the devices, group by group.
+
+    The copies of a group wait until a weight of an earlier group has been updated.
+    """
 
     def __init__(self, iterations: Any, on_host: dict[int, NamedSharding]) -> None:
         self._iterations = iterations
         self._on_host = on_host
         self._made: dict[int, Any] = {}
         self._weight: Any = None  # the last weight whose optimizer variables were copied
-        self._bytes = 0  # the size of this group's copies so far
+        self._bytes = 0  # how many bytes were copied for the current group
         # `_before` is an updated weight of the previous group. `_awaited` is an updated weight of
         # the group before the previous one; the copies of the current group wait for `_awaited`.
         self._before: Any = None
         self._awaited: Any = None
 
     def of(self, variable: keras.Variable, value: Any) -> Any:
-        """Returns a copy, on the devices, of a value in host memory; other values unchanged."""
+        """Copies a value in host memory to the devices. Returns other values unchanged."""
         how = self._on_host.get(id(value))
         if how is None:
             return value

@@ -50,7 +50,7 @@ class _Thread(threading.local):
 
     Attributes:
         weight: The weight for which the variable is made.
-        layout: The layout of the step.
+        layout: The layout of the step that the thread traces.
     """
 
     weight: Any = None
@@ -127,7 +127,7 @@ class OverReplicas:
     def _is_meant(self, variable: keras.Variable) -> bool:
         # Sync-on-read variables are not sharded, because each replica has its own value of them.
         # Unsigned integers are not sharded, because they are bytes or states of random generators;
-        # only in quantized kernels (GPTQ) they are weights.
+        # only in quantized kernels (GPTQ) are they weights.
         dtype = keras_compat.stored_dtype(variable)
         is_unsigned = dtype.startswith("uint") and not variable.name.startswith("kernel")
         is_state = self.gathers_weights or is_slot(variable)
@@ -157,7 +157,7 @@ class OverReplicas:
         return known
 
     def why(self, variable: keras.Variable) -> str:
-        """Returns the reason for the result of `spec`, in words for the table of shardings."""
+        """Returns, in words for the user, why `spec` shards a variable in this way, or not."""
         shape = tuple(variable.shape)
         if not self.gathers_weights and not is_slot(variable):
             return "not the optimizer's"
@@ -172,7 +172,7 @@ class OverReplicas:
         return own if axis == wanted else f"largest dimension that {self._replicas} divides"
 
     def require_useful(self, variables: Iterable[keras.Variable]) -> None:
-        """Warns once if many variables have no dimension that the number of replicas divides."""
+        """Warns once if less than `_MUCH` of the bytes of large variables can be sharded."""
         large = [
             (keras_compat.nbytes(one), one)
             for one in variables
@@ -194,7 +194,7 @@ class OverReplicas:
         )
 
     def update_spec(self, weight: keras.Variable) -> PartitionSpec:
-        """Returns the spec of a weight's update, and of the weight's optimizer variables."""
+        """Returns the spec by which a weight's update and its optimizer variables are sharded."""
         wanted, _ = self._own_axis(weight)
         axis = self._sharding.axis(tuple(weight.shape), self._replicas, wanted)
         return WHOLE if axis is None else PartitionSpec(*[None] * axis, self._axis)
@@ -237,7 +237,7 @@ class ByLayoutMap:
         return self.spec(weight)
 
     def why(self, variable: keras.Variable) -> str:
-        """Returns the reason for the result of `spec`, in words for the table of shardings."""
+        """Returns, in words for the user, why `spec` shards a variable in this way, or not."""
         return self._reader.why(weight_of(variable), tuple(variable.shape))
 
 
@@ -297,9 +297,10 @@ class Layout:
         sharding: The strategy's argument `sharding`.
         offload: Whether the host holds the optimizer's variables.
         rule: Decides which variables `sharding` divides; None if the argument was not given.
-        shards_between_steps: Whether variables stay sharded, or on the host, between steps.
+        shards_between_steps: Whether variables are in shards, or in the host's memory, while no
+            step runs.
         outputs: A context in which layers lay out their outputs, if a LayoutMap says how.
-        whole: The sharding of an array that every device holds.
+        whole: The sharding of an array of which every device holds a full copy.
         rows: The sharding of an array whose first axis is sharded over the replicas.
     """
 
@@ -387,7 +388,7 @@ class Layout:
         return is_of_weight and not is_small(self.sharding, variable.shape)
 
     def adopt(self, other: Layout) -> None:
-        """Copies from another layout the split variables and the layout maps of models' classes."""
+        """Adds another layout's rules: which variables are split, and models' layout maps."""
         self.splits.add(other.splits.rules)
         if isinstance(self.rule, OverReplicas) and isinstance(other.rule, OverReplicas):
             self.rule.own_maps |= other.rule.own_maps
@@ -459,7 +460,7 @@ def _mapped(
     if not fits:
         raise other_devices(wanted, list(known))
     data, *others = mesh.axis_names
-    # Axes get new names, because the user may have given an axis the name of the strategy's axis.
+    # Axes get new names, because the user may have named one `replica`, like the strategy's axis.
     names = [f"logical_{one}" for one in others]
     rule = ByLayoutMap(layout_map, dict(zip([data, *others], [AXIS, *names], strict=True)))
     return [known[name] for name in wanted], tuple(mesh.shape[1:]), names, rule
@@ -483,7 +484,10 @@ def _grid(devices: Sequence[Any], shape: tuple[int, ...], *, keep_order: bool = 
 
 
 def _are_of_workers(devices: Sequence[Any]) -> bool:
-    """Returns whether the devices belong to several running processes; a plan's devices do not."""
+    """Returns whether the devices belong to several running processes.
+
+    The devices for which `kerasdist plan` compiles do not.
+    """
     return jax.process_count() > 1 and len({one.process_index for one in devices}) > 1
 
 

@@ -50,7 +50,7 @@ def _wait_sometimes(outputs: object, state: object, steps: int = 1) -> None:
     there are cores, or devices if there are more. On two cores, one thread of the pool waits for a
     launch. The other thread waits in an all-reduce for the second device, whose program finds no
     thread: "Expected 2 threads to join the rendezvous, but only 1 of them arrived". After 40
-    seconds XLA aborts the process. The stacks of a stopped process show ``xla::Semaphore::Acquire``
+    seconds XLA aborts the process. The stacks of a hanging process show ``xla::Semaphore::Acquire``
     under ``ExecuteLaunch`` in one thread and ``InProcessCommunicator::AllReduce`` in the other. A
     larger pool (``NPROC=8``, before JAX starts) prevents the deadlock. Fewer programs in flight
     prevent it, too. The limit must be well below 32, because callbacks and user code also launch
@@ -75,9 +75,9 @@ class Placement:
 
     Attributes:
         layout: The mesh, and the shardings of arrays on it.
-        job: The job whose workers have the other devices of the mesh; None if there are none.
+        job: The job whose workers have the other devices of the mesh; None without other workers.
         mesh: The JAX mesh of all devices.
-        whole: The sharding of an array that every device holds.
+        whole: The sharding of an array of which every device holds a full copy.
         rows: The sharding of an array whose first axis is sharded over the replicas.
         devices: The devices on which programs run.
         host: The host as a device; the first device if JAX has no CPU device.
@@ -85,10 +85,9 @@ class Placement:
             so that nothing is copied between programs.
         after_launch: A function that limits how far the host runs ahead of the devices. It is
             called with the outputs, the state and the number of steps of each program.
-        places_ahead: Whether to move a batch while the step before it still runs.
+        places_ahead: Whether `batch` moves a batch to the devices while the previous step runs.
         shares_memory: Whether arrays on the devices may use the memory of NumPy arrays, as on CPUs.
         begin_step: A function that is called before every user program.
-        job: The job whose workers have the other devices of the mesh; None if there are none.
     """
 
     job: Job | None = None
@@ -136,7 +135,7 @@ class Placement:
         return arrays if all(map(operator.is_, arrays, placed)) else placed
 
     def leave(self, arrays: list[jax.Array]) -> list[jax.Array]:
-        """Returns new values of a program in the form that variables hold; here the same arrays."""
+        """Returns a program's new values as variables hold them. Here these are the same arrays."""
         return arrays
 
     def put(self, array: Any, sharding: Sharding) -> jax.Array:
@@ -155,7 +154,7 @@ class Placement:
         return array if is_placed(array, self.rows) else self.put(array, self.whole)
 
     def assemble(self, parts: Sequence[Any], shape: tuple[int, ...]) -> jax.Array:
-        """Makes an array that is sharded over the replicas, from the rows of local replicas."""
+        """Makes an array, sharded over the replicas, from the rows of this process's replicas."""
         first, rows = self.layout.local_replicas.start, shape[0] // self.layout.replicas
 
         def part(index: Any) -> Any:
@@ -169,7 +168,7 @@ class Placement:
         return np.array(rows) if needs_copy else rows
 
     def copy_batch(self, batch: object) -> object:
-        """Copies a batch on the host, where the data source may overwrite it by the next batch."""
+        """Copies a batch if JAX would share its memory, which the data source may overwrite."""
         return jax.tree.map(self.copy_if_shared, batch)
 
     def wait_until_sent(self, arrays: Any) -> Any:
@@ -233,10 +232,10 @@ class Placement:
             return program(state, batches)
 
     def _note_batch(self, batch: Any) -> None:
-        """Notes the shapes of an eager step's batch. Does nothing here; several workers need it."""
+        """Notes the shapes of an eager step's batch, for several workers. Does nothing here."""
 
     def compare(self, program: Any, *arguments: object) -> str:
-        """Returns a new program's digest, which must be equal on all workers; "" for one worker."""
+        """Compares a new program on all workers. Returns its digest, or "" for a single worker."""
         if self.job is None:
             return ""
         # JAX caches the lowered program, so the launch does not lower the program again.

@@ -45,15 +45,15 @@ from kerasdist.core import context, ownership
 if TYPE_CHECKING:
     from kerasdist.backends.jax.mesh.placement import Placement
 
-# The placements of strategies whose state is sharded, or on the host, between steps.
+# The placements of strategies that keep state sharded, or in the host's memory, between steps.
 _placements: weakref.WeakSet[Placement] = weakref.WeakSet()
 
-# How many bytes of variables may be made before libc is asked to return free memory.
+# After variables got new values of this many bytes, libc is asked to return free memory.
 _KEPT = 1 << 25
 
 
 def add(place: Placement) -> None:
-    """Registers the placement of a strategy whose variables are sharded, or on the host."""
+    """Registers the placement of a strategy that shards variables, or keeps them on the host."""
     keras_compat.internals.INITIALIZE.require()
     _placements.add(place)
     install()
@@ -74,7 +74,7 @@ def install() -> None:
 
 
 def _place_of(variable: keras.Variable) -> Placement | None:
-    """Returns the placement of a variable that is sharded, or on the host; else None."""
+    """Returns the placement of a variable that is sharded, or in the host's memory; else None."""
     weight = ownership.weight_of(variable)
     strategy = (
         ownership.strategy_of(variable)
@@ -87,7 +87,7 @@ def _place_of(variable: keras.Variable) -> Placement | None:
     return None if place.layout.of_variable(variable) == place.whole else place
 
 
-# The following functions run between programs.
+# The following functions run between the steps, outside of compiled programs.
 
 
 def _initialize(original: Callable[..., Any], variable: keras.Variable, initializer: Any) -> None:
@@ -110,7 +110,7 @@ def _initialize(original: Callable[..., Any], variable: keras.Variable, initiali
             kind, seed = place.job.broadcast_object("initial value", (kind, seed))
     if kind:
         program = _program_of(kind, shape, dtype, sharding)
-        # Keras makes the same key from a seed.
+        # Keras itself makes the same key from an integer seed.
         key = keras_compat.ops.convert_to_tensor([seed or 0, 0], dtype="uint32")
         # Programs run one at a time, to limit the memory for temporary values.
         keras_compat.store_value(variable, jax.block_until_ready(program(np.asarray(key))))
@@ -136,8 +136,8 @@ def _kind_of(initializer: Any) -> tuple[str, int | None]:
     if not isinstance(seed, int | None) or not keras_compat.is_builtin(type(initializer)):
         return "", 0
     config = {"class_name": type(initializer).__name__, "config": initializer.get_config()}
-    # `_program_of` replaces this seed later. The configuration has None if the user gave no seed.
-    # From None Keras would draw a random seed, and so change later random draws.
+    # `_program_of` replaces this 0 by the seed. If a user gave no seed, the configuration has None.
+    # From None Keras would draw a new random seed, which would change later random draws.
     if seed is not None:
         config["config"]["seed"] = 0
     try:
@@ -175,7 +175,7 @@ def _shard_new(
 
 
 def _store(original: Callable[..., Any], variable: keras.Variable, value: Any) -> Any:
-    """Assigns a value to a variable; between programs, shards the value at once.
+    """Assigns a value to a variable. Outside of compiled programs, shards the value at once.
 
     So at any time only one value is full, even if many variables are assigned.
     """
@@ -213,7 +213,7 @@ def _store(original: Callable[..., Any], variable: keras.Variable, value: Any) -
 
 @final
 class _Freed:
-    """How many bytes of variables were made since libc last returned free memory."""
+    """How many bytes of new values variables got since libc last returned free memory."""
 
     since = 0
 
@@ -245,7 +245,7 @@ def _show(original: Callable[[Any], str], variable: keras.Variable) -> str:
 
 
 def _read(original: Callable[[Any], Any], variable: keras.Variable) -> Any:
-    """Reads a variable; gathers its shards between programs, and where a step uses a weight."""
+    """Reads a variable. Gathers its shards outside of programs, and where a step uses a weight."""
     value = original(variable)
     if is_traced(value):
         return _gathered_in_step(variable, host_memory.brought(variable, value))
@@ -260,7 +260,7 @@ def whole(variable: keras.Variable, value: object) -> Any:
     if not isinstance(value, jax.Array) or value.is_fully_replicated:
         return on_device(value)
     # The placement is found by the mesh of the value, because a step may have sharded a variable
-    # that was made outside of the scope, such as an adapter.
+    # that was made outside of the strategy's scope, such as an adapter.
     mesh = getattr(value.sharding, "mesh", None)
     place = next((one for one in [*_placements] if one.layout.shard_mesh == mesh), None)
     if place is None:

@@ -38,7 +38,12 @@ _CHUNK = 1 << 26
 @partial(jax.tree_util.register_dataclass, data_fields=["array"], meta_fields=["count"])
 @dataclass(frozen=True)
 class _Rows:
-    """An output of `predict`: `count` rows, and padding so that all replicas have equally many."""
+    """An output of `predict`, with padding rows at the end so that the replicas can divide it.
+
+    Attributes:
+        array: The rows and the padding.
+        count: The number of rows without the padding.
+    """
 
     array: jax.Array
     count: int
@@ -107,7 +112,8 @@ class WorkerPlacement(Placement):
         return _sharded_as(sharding)(array)
 
     def _collected(self, rows: _Rows) -> np.ndarray[Any, Any]:
-        array = jax.block_until_ready(rows.array)  # `np.asarray` waits, too, but loses a Ctrl-C
+        # `np.asarray` would also wait for the array, but a Ctrl-C during that wait would be lost.
+        array = jax.block_until_ready(rows.array)
         shards = {shard.index[0].start or 0: shard.data for shard in array.addressable_shards}
         here = [np.asarray(shards[begin]) for begin in sorted(shards)]
         return self.rows_of_all(np.concatenate(here))[: rows.count]
@@ -158,13 +164,13 @@ class WorkerPlacement(Placement):
             own = jax.device_put(chunk[np.newaxis], self._own_first)
             shape = self._job.num_workers, chunk.size
             rows = jax.make_array_from_single_device_arrays(shape, self._of_workers, [own])
-            # `np.asarray` would wait for the result, too, but it would lose a Ctrl-C.
+            # `np.asarray` would also wait, but a Ctrl-C during that wait would be lost.
             result = jax.block_until_ready(exchange(rows))
             results.append(np.asarray(result.addressable_data(0)))
         return np.concatenate(results, axis=-1)
 
     def chosen(self, numbers: Any) -> Any:
-        """Returns those of the given row numbers of a batch that this worker reads.
+        """Selects, from the row numbers of a batch, those of the rows that this worker reads.
 
         Each worker reads all rows if the replicas cannot divide the batch evenly.
         """
@@ -191,8 +197,8 @@ class WorkerPlacement(Placement):
         """Runs a program. Workers compare the first program of each step before it runs."""
         form: Hashable = _shapes(batches[0])
         if len(batches) > 1:
-            # The number of steps must be compared, too: a worker whose batches have other shapes
-            # runs single steps.
+            # Workers must also compare the number of steps, because a worker whose batches differ
+            # in shape from each other runs one step at a time.
             form = f"{form}, {len(batches)} steps at once"
         if not seen:
             self._note_shapes(form)
@@ -215,7 +221,10 @@ class WorkerPlacement(Placement):
         return jax.tree.map(result, outputs, is_leaf=lambda leaf: isinstance(leaf, _Rows)), new
 
     def returned(self, leaf: Any, *, keeps_rows: bool) -> Any:
-        """Constrains an output to be whole on each device, or sharded if Keras keeps its rows."""
+        """Constrains an output to be whole on each device, or to be sharded.
+
+        It is sharded if Keras keeps its rows, as in `predict`, and there is a row for each replica.
+        """
         if not isinstance(leaf, jax.Array):
             return leaf
         if not keeps_rows or not leaf.ndim or len(leaf) < self.layout.replicas:
