@@ -55,7 +55,8 @@ def read(variables: Variables) -> Membership:
 def workers(text: str) -> tuple[int, tuple[str, ...], str | None]:
     """Reads ``KERASDIST_WORKERS``: a number, hosts, or addresses.
 
-    Returns the number of workers, their addresses (or none) and the coordinator (or None).
+    Returns the number of workers, their addresses (empty if there are none in the text), and the
+    coordinator's address (None if the text has no hosts).
     """
     if text.isdecimal():
         return int(text), (), None

@@ -142,7 +142,8 @@ def shown(board: Board) -> Live:
 
     Meanwhile, what is written to a terminal by `sys.stdout` and `sys.stderr` goes above the table.
     """
-    # `--live on` draws the table even if standard output is no terminal. So does `force_terminal`.
+    # With `--live on` the table is drawn even if standard output is no terminal. For this case
+    # `force_terminal` is set.
     console = Console(file=sys.stdout, force_terminal=True, soft_wrap=True)
 
     def drawn() -> RenderableType:

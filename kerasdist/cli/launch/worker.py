@@ -32,7 +32,7 @@ _LONGEST_LINE = 1 << 16
 _REPORT = re.compile(re.escape(supervisor.MARK) + rb"(.*)\n")
 
 REDRAW_SECONDS = 10.0
-"""The seconds between two showings of an unfinished line, such as a progress bar."""
+"""A line that is redrawn again and again, such as a progress bar, is shown once in this time."""
 
 
 @final
@@ -376,7 +376,10 @@ class ThisProcess:
         self._events.put(Exited(self.rank))
 
     def stop(self, number: int) -> None:
-        """Lets this process handle a signal; ignores SIGINT, which the script has already got."""
+        """Sends a signal to this process, or records its end if it has no handler for the signal.
+
+        SIGINT is not sent, because the script has already got it.
+        """
         if number == signal.SIGINT:
             return
         self.told_to_stop = True
@@ -386,7 +389,7 @@ class ThisProcess:
             os.kill(os.getpid(), number)
 
     def kill(self) -> None:
-        """Ends this process at once."""
+        """Records that this process ends. `Ranks` ends it after the other workers."""
         self.told_to_stop = self._killed = True
         self.end(128 + signal.SIGKILL)
 
