@@ -26,7 +26,7 @@ LOCAL_WORKERS = "KERASDIST_LOCAL_WORKERS"
 """The number of workers on this machine. Optional."""
 
 CLUSTER = "KERASDIST_CLUSTER"
-"""``none``: this process is a job of its own, whatever the other variables say."""
+"""The value ``none`` makes this process a job of its own, whatever the other variables say."""
 
 MIRRORED = "KERASDIST_MIRRORED"
 """Set if the workers of the job form a `kerasdist.MirroredStrategy`, each with one device.

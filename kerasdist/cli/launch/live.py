@@ -116,7 +116,7 @@ class Board:
 
     def write(self, folder: Path) -> None:
         """Writes the state, as JSON, to a file in a folder."""
-        with contextlib.suppress(OSError):  # the disk may be full, and have space later
+        with contextlib.suppress(OSError):  # the disk may be full now, and have space later
             folder.mkdir(parents=True, exist_ok=True)
             with whole_files.replacing(folder / STATUS_FILE, survives=False) as unfinished:
                 text = json.dumps(self.state(), indent=2)

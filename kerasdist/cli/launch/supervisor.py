@@ -302,7 +302,7 @@ def main() -> int:
         end_group(worker)
     code = worker.wait()
     if reports is not None:
-        relaying.join(1)  # for the last reports
+        relaying.join(1)  # until the last reports are written
     has_joined = joined.exists()
     joined.unlink(missing_ok=True)
     if code == 0 and not has_joined:

@@ -32,7 +32,7 @@ _LONGEST_LINE = 1 << 16
 _REPORT = re.compile(re.escape(supervisor.MARK) + rb"(.*)\n")
 
 REDRAW_SECONDS = 10.0
-"""A line that is redrawn again and again, such as a progress bar, is shown once in this time."""
+"""A line that is redrawn, such as a progress bar, is shown at most once in so many seconds."""
 
 
 @final
@@ -45,7 +45,7 @@ class Screen:
     def write(self, prefix: str, line: str, stream: TextIO, rank: int) -> None:
         """Writes a line of a worker's output, after a prefix that names the worker."""
         if line == supervisor.APART:
-            return  # the launcher reports it once if no worker has joined the job
+            return  # instead, the launcher warns once if no worker has joined the job
         if stream.isatty() and not os.environ.get("NO_COLOR"):
             prefix = f"\x1b[{_COLOURS[rank % len(_COLOURS)]}m{prefix}\x1b[0m"
         self._put([f"{prefix} {line}"], stream)
@@ -80,7 +80,8 @@ class Pump:
         prefix: The text before each line on the screen.
         rank: The worker's number.
         log: The file for the lines, without a buffer; None for the screen.
-        told: A function that gets each report within the output; None if there are no reports.
+        told: A function that gets the worker's reports, which are lines of the output between the
+            other lines; None if there are no reports.
     """
 
     screen: Screen

@@ -28,7 +28,7 @@ from kerasdist.cli.launch.worker import Events, Screen, Signalled, Waiting
 from kerasdist.errors import ClusterError
 
 FAILURES = 2
-"""A slot is left out after its workers have failed this often without a backup between."""
+"""A slot is left out after its workers have failed this often without a backup in between."""
 
 AWAY_SECONDS = 600.0
 """The seconds for which a slot is left out; each further failure doubles this time."""
@@ -212,5 +212,5 @@ class Slots:
             self._asking.release()
 
     def _ask(self, hosts: Collection[str]) -> set[str]:
-        """Runs a command on the hosts by ssh; returns the hosts on which the command succeeds."""
+        """Runs the command ``true`` on the hosts by ssh; returns the hosts on which it succeeds."""
         return start.run_on(hosts, ("true",), _ANSWER_SECONDS)

@@ -67,7 +67,7 @@ class WarmProcesses:
         self._running: dict[str | None, Worker] = {}
 
     def name(self, slot: Slot) -> str:
-        """Returns the name of the socket of a slot's warm process; "" if the slot has none."""
+        """Returns the name of the socket of a slot's warm process; "" if it can have none."""
         _, script, *_ = *self._spec.command, ""
         is_script = script == "-m" or script.endswith(".py")
         is_elastic = self._spec.min_workers is not None and slot.connection is None
@@ -77,7 +77,7 @@ class WarmProcesses:
     def take(self, slot: Slot, start: Start) -> None:
         """Stores how a worker was started; the host's warm process is started in the same way.
 
-        Rank 0 is the first worker of an attempt, so it removes what earlier attempts have stored.
+        With rank 0 a new attempt begins, so what earlier attempts have stored is removed.
         """
         if slot.rank == 0:
             self._starts = {}
