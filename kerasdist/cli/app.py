@@ -237,7 +237,10 @@ def _warn_of_misplaced_options(context: typer.Context, script: str, arguments: l
 
 
 def _range_of(text: str | None) -> tuple[int | None, int | Literal["gpu"] | None]:
-    """Returns the smallest and the largest number of workers; the smallest is None without A:B."""
+    """Returns the smallest and the largest number of workers in the text of ``--workers``.
+
+    The smallest number is None if the text does not have the form A:B.
+    """
     words = (text or "").split(":")
     if len(words) != 2:
         return None, number_of_workers(text)
@@ -273,8 +276,9 @@ def main() -> None:
     try:
         app()
     finally:
-        # If the output's reader has ended (`| head`), Python's last flush would change the
-        # exit code to 120: https://docs.python.org/3/library/signal.html#note-on-sigpipe
+        # If the program that reads the output has ended, such as `head` in `kerasdist info | head`,
+        # Python's last flush would change the exit code to 120:
+        # https://docs.python.org/3/library/signal.html#note-on-sigpipe
         try:
             sys.stdout.flush()
         except BrokenPipeError:

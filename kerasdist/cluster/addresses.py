@@ -30,12 +30,15 @@ _FIRST, _END = 1024, 65_536
 
 
 def beside(port: int) -> int:
-    """Returns a port for kerasdist if another program has `port`: 1000 more, with wrap-around."""
+    """Returns kerasdist's port if another program has `port`: 1000 more, from 1024 after 65535."""
     return _FIRST + (port + DISTANCE - _FIRST) % (_END - _FIRST)
 
 
 def of_job(job: int, step: int = 0) -> int:
-    """Returns a port from 20000 to 32767 for a job of this number; each step has another port."""
+    """Returns a port from 20000 to 32767 for a job with the number `job`.
+
+    Slurm's jobs have steps, and each step gets another port.
+    """
     # The next port belongs to the next job, so the ports of one job's steps are far apart.
     # The factor 7919 is prime, so it has no factor in common with the number of ports.
     return _FIRST_OF_JOBS + (job + 7919 * step) % (_END_OF_JOBS - _FIRST_OF_JOBS)
@@ -47,7 +50,7 @@ def join(host: str, port: int) -> str:
 
 
 def split(address: str, name: str) -> tuple[str, int]:
-    """Returns the host and the port of an address; `name` is the address's name in errors."""
+    """Returns the host and the port of an address; errors call the address `name`."""
     host, _, port = address.strip().rpartition(":")
     bracketed = host.startswith("[") and host.endswith("]")
     if not host or (":" in host and not bracketed) or not port.isdecimal():
@@ -77,7 +80,7 @@ _PART = re.compile(r"\[([^\[\]]*)\]|([^\[\]]+)")
 
 
 def expand(text: str, name: str) -> list[str]:
-    """Returns the hosts in a list of hosts, in order.
+    """Returns the hosts of a list in Slurm's notation, in order.
 
     Numbers keep their leading zeros, and an entry may have several ranges. So ``rack[0-1]n[08-10]``
     is six hosts.

@@ -36,7 +36,8 @@ def choose(found: Mapping[Source, Answer]) -> Source | None:
     """Returns the source whose description is used; None if no source describes a cluster."""
     told = [(source, answer) for source, answer in found.items() if not isinstance(answer, Absent)]
     of_process = [answer for source, answer in told if not source.is_of_place]
-    # If a launcher runs inside of a task or pod, its description of the workers counts.
+    # If a launcher runs inside of a task or pod, the launcher's description of the workers is used.
+    # A description of the task or pod that differs from it is left out.
     trusted = [
         (source, answer)
         for source, answer in told

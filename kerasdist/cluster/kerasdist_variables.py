@@ -26,7 +26,7 @@ LOCAL_WORKERS = "KERASDIST_LOCAL_WORKERS"
 """The number of workers on this machine. Optional."""
 
 CLUSTER = "KERASDIST_CLUSTER"
-"""``none``: this process is a job of its own, whatever the other variables say."""
+"""The value ``none`` makes this process a job of its own, whatever the other variables say."""
 
 MIRRORED = "KERASDIST_MIRRORED"
 """Set if the workers of the job form a `kerasdist.MirroredStrategy`, each with one device.
@@ -55,7 +55,8 @@ def read(variables: Variables) -> Membership:
 def workers(text: str) -> tuple[int, tuple[str, ...], str | None]:
     """Reads ``KERASDIST_WORKERS``: a number, hosts, or addresses.
 
-    Returns the number of workers, their addresses (or none) and the coordinator (or None).
+    Returns the number of workers, their addresses (empty if there are none in the text), and the
+    coordinator's address (None if the text has no hosts).
     """
     if text.isdecimal():
         return int(text), (), None

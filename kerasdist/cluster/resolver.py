@@ -80,7 +80,8 @@ class ClusterResolver(ABC):
         Args:
             task_type: The type of the task; None for this process's type.
             task_id: The number of the task; None for this process's number.
-            rpc_layer: The protocol; None for `rpc_layer`, "" for no protocol.
+            rpc_layer: The protocol before the address. None means that of the property `rpc_layer`,
+                and "" means that no protocol is before the address.
 
         Raises:
             ValueError: If there is no such task, or its address is not known.
@@ -254,8 +255,8 @@ class SlurmClusterResolver(EnvironmentResolver, source=sources.SLURM):
     """
 
 
-# Slurm comes before MPI, because `srun --mpi=pmi2` sets PMI's variables too, but only Slurm's
-# variables name the hosts.
+# In the order of precedence, Slurm comes before MPI: `srun --mpi=pmi2` sets PMI's variables, too,
+# but only Slurm's variables name the hosts.
 @final
 class OpenMPIClusterResolver(EnvironmentResolver, source=sources.OPEN_MPI):
     """The cluster of processes that Open MPI's ``mpirun`` has started."""

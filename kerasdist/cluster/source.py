@@ -152,7 +152,7 @@ class Variables:
         addresses: tuple[str, ...] = (),
         local: tuple[int | None, int | None] = (None, None),
     ) -> Membership:
-        """Returns the membership of a process, if its source has workers but no separate chief.
+        """Returns the membership of a process, for a source with workers but no separate chief.
 
         Args:
             rank: The rank of the process.
@@ -186,7 +186,7 @@ class Source:
 
     Attributes:
         name: The name of the source in messages.
-        needed: The environment variables without which the source is absent.
+        needed: The environment variables that must be set; else the source describes no cluster.
         others: Further variables that the source reads.
         read: The function that reads the variables.
         hint: The advice in the error that is raised if the source does not know the coordinator.

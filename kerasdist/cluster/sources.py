@@ -25,7 +25,10 @@ _EXAMPLE = (
 
 
 def _read_tf_config(variables: Variables) -> Membership | Absent:
-    """Reads ``TF_CONFIG``; TensorFlow uses its addresses, so the coordinator has another port."""
+    """Reads ``TF_CONFIG``.
+
+    TensorFlow listens at the addresses in it, so kerasdist's coordinator has another port.
+    """
     config = _require_mapping(_parse(variables.text(_TF_CONFIG)), _TF_CONFIG)
     cluster = _require_mapping(config.get("cluster") or {}, "cluster")
     if not cluster:
@@ -72,7 +75,10 @@ def _wrong_config(expected: str, value: object) -> ClusterError:
 
 
 def _read_torchrun(variables: Variables) -> Membership | Absent:
-    """Reads torch's variables; torchrun uses ``MASTER_PORT``, so the coordinator uses another."""
+    """Reads the variables that torchrun sets.
+
+    Another program listens on ``MASTER_PORT``, so kerasdist's coordinator has another port.
+    """
     # RANK and WORLD_SIZE are common names, but with MASTER_ADDR they are torch's.
     if not variables.has("MASTER_ADDR"):
         return Absent("RANK and WORLD_SIZE are set, but not MASTER_ADDR.")
@@ -96,7 +102,7 @@ def _read_keras(variables: Variables) -> Membership | Absent:
     another one.
     """
     rank = variables.integer(_KERAS_RANK)
-    # On Cloud TPU Keras needs no addresses. Then this source is absent, and Cloud TPU's counts.
+    # On Cloud TPU Keras needs no addresses. Then the source Cloud TPU is used in place of this one.
     if not variables.has(_KERAS_ADDRESSES):
         return Absent(f"{_KERAS_RANK} is set, but not {_KERAS_ADDRESSES}.")
     entries = [entry.strip() for entry in variables.text(_KERAS_ADDRESSES).split(",")]
@@ -118,7 +124,10 @@ _JAX_COUNT, _JAX_RANK = "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
 
 
 def _read_jax(variables: Variables) -> Membership | Absent:
-    """Reads JAX's variables; JAX itself uses its address, so the coordinator has another port."""
+    """Reads JAX's variables.
+
+    JAX itself listens at ``JAX_COORDINATOR_ADDRESS``, so kerasdist's coordinator has another port.
+    """
     coordinator = addresses.coordinator_of([variables.text(_JAX_ADDRESS)], _JAX_ADDRESS)
     rank, count = variables.integer(_JAX_RANK), variables.integer(_JAX_COUNT)
     return variables.worker(rank, count, coordinator)
@@ -265,7 +274,8 @@ def _address_of_first_pod(variables: Variables, rank: int) -> str:
     return addresses.join(f"{job}-0.{variables.text(_SERVICE)}", addresses.DEFAULT_PORT)
 
 
-# The second argument of a `Source` has the variables without which the source is absent.
+# The second argument of a `Source` has the variables that must be set. If one of them is not set,
+# the source describes no cluster.
 TF_CONFIG = Source(_TF_CONFIG, (_TF_CONFIG,), (), _read_tf_config)
 TORCHRUN = Source(
     "torchrun",

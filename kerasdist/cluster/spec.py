@@ -21,7 +21,7 @@ class ClusterSpec:
     """The tasks of a cluster by job, modelled on ``tf.train.ClusterSpec``.
 
     A job is a group of tasks of one type, such as ``"worker"``. An address is None if
-    the environment variables of the job give only the number of workers.
+    the environment variables give only the number of workers.
 
     Example::
 

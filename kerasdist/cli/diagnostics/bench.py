@@ -118,7 +118,10 @@ class Scaling:
         return row.rate / row.replicas / (first.rate / first.replicas)
 
     def of_links(self, row: Row) -> float | None:
-        """Returns the bandwidth of an all-reduce, as a fraction of the best rate of the links."""
+        """Returns the bandwidth of an all-reduce, as a fraction of the best rate of the links.
+
+        The result is None if the bandwidth or the rate is not known.
+        """
         if self.reference is None or row.bus_bandwidth is None:
             return None
         return row.bus_bandwidth / self.reference.rate
@@ -210,8 +213,8 @@ def _measure(spec: JobSpec, backend: str, count: int, seconds: float) -> Row:
         results = jobs.run(job, backend, seconds, _NO_FIT)
     except JobError as error:
         return Row(count, {}, str(error))
-    # A script may call `fit` several times. The longest call is the best measurement; calls with
-    # compilation count only if there are no others.
+    # A script may call `fit` several times. The longest call is the best measurement. A call
+    # whose time includes compilation is used only if there is no other call.
     return Row(count, max(results, key=lambda x: (not x["with_compilation"], x["seconds"])))
 
 
@@ -219,7 +222,7 @@ def _first_gpus(count: int) -> dict[str, str]:
     """Returns the environment variable that shows only `count` of the GPUs to the workers.
 
     So each of `count` workers gets one GPU. Without the variable, the workers would divide all GPUs
-    among themselves.
+    among themselves. If there are no more GPUs than workers, the result is empty.
     """
     variable, names = gpus.offered(os.environ)
     return {variable: ",".join(names[:count])} if 0 < count < len(names) else {}

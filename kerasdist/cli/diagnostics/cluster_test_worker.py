@@ -28,10 +28,10 @@ _STEPS_AN_EPOCH = 5
 _FEATURES, _OUTPUTS = 8, 4
 
 TOLERANCE = 1e-4
-"""The largest difference of weights that counts as rounding; the weights are about 1.
+"""The largest difference between weights that counts as a rounding error. The weights are about 1.
 
-After 20 steps with BatchNormalization the difference is 2e-7. It would be 2e-1 if each replica used
-its own statistics.
+After 20 steps with BatchNormalization the difference is 2e-7. It would be 2e-1 if each replica
+normalized with the mean and variance of its own examples only.
 """
 
 _BYTES = 64 << 20
@@ -78,7 +78,8 @@ def collectives(strategy: Strategy) -> list[Finding]:
     assert replicas is not None
     total = _run(strategy, lambda here, x: here.all_reduce("SUM", x), (3,), 1)
     gathered = _run(strategy, lambda here, x: here.all_gather(x, axis=0), (2, 1), 0)
-    # `equalize` must give the variable the chief's value, 0, on every worker.
+    # Each worker's variable begins with the worker's rank. `equalize` must give every worker the
+    # chief's value, which is 0.
     with strategy.scope():
         variable = keras.Variable(np.full((3,), replicas.rank, "float32"))
     replicas.equalize([variable])
@@ -90,7 +91,10 @@ def collectives(strategy: Strategy) -> list[Finding]:
 
 
 def _run(strategy: Strategy, call: Any, shape: tuple[int, ...], first: int) -> list[Array]:
-    """Runs a collective on all replicas; a replica's array is filled with its number + `first`."""
+    """Runs a collective on all replicas, and returns the results of this worker's replicas.
+
+    Each replica passes an array that is filled with the replica's number plus `first`.
+    """
 
     def replica(x: Any) -> Any:
         here = get_replica_context()
@@ -123,7 +127,7 @@ def _judged(strategy: Strategy, name: str, parts: list[Array], expected: Array) 
 
 
 def bandwidth(strategy: Strategy) -> Finding:
-    """Measures how fast a large array is summed."""
+    """Measures how fast a large array is summed over all replicas."""
     if strategy.num_replicas_in_sync == 1:
         return Finding("bandwidth", "ok", "nothing to exchange", "There is one replica.")
     is_cpu = strategy.extended.worker_devices[0].startswith("cpu")

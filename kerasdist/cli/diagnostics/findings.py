@@ -28,7 +28,7 @@ class Finding:
             ``"problem"``, if a job will fail or give wrong results.
         found: What the check has found.
         meaning: What this means for a job, and what to do.
-        where: The host or the backend; empty if there is only one.
+        where: The hosts that were checked; empty without ``--hosts``, and in ``kerasdist test``.
     """
 
     check: str
@@ -41,7 +41,10 @@ class Finding:
 def judge(
     check: str, found: str, ok: str, *, warning: str = "", problem: str = "", where: str = ""
 ) -> Finding:
-    """Returns a finding; its verdict is ``ok`` unless `problem` or `warning` has a text."""
+    """Returns a finding, whose `meaning` is `problem`, or else `warning`, or else `ok`.
+
+    The first of these texts that is not empty also decides the verdict.
+    """
     verdict: Verdict = "problem" if problem else "warning" if warning else "ok"
     return Finding(check, verdict, found, problem or warning or ok, where)
 
@@ -57,7 +60,7 @@ def as_dicts(findings: Iterable[Finding]) -> list[dict[str, str]]:
 
 
 def of_dicts(given: Iterable[dict[str, Any]], where: str) -> list[Finding]:
-    """Returns the findings from dicts that `as_dicts` made in another process."""
+    """Returns the findings in dicts that `as_dicts` made in another process, with this `where`."""
     return [Finding(**{**one, "where": where}) for one in given]
 
 

@@ -67,12 +67,15 @@ class Agent:
             stdout=subprocess.PIPE,
             stderr=self._said,
             text=True,
-            start_new_session=True,  # Ctrl-C shall reach only this process
+            start_new_session=True,  # so that Ctrl-C does not reach the agent
         )
         self.send({} if host is None else start.for_another_machine(os.environ))
 
     def send(self, line: object) -> None:
-        """Sends a line to the agent; if the agent has ended, `answer` raises the error."""
+        """Sends a line to the agent.
+
+        If the agent has ended, this method raises nothing, and the next call of `answer` raises.
+        """
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
             self._process.stdin.write(json.dumps(line) + "\n")
@@ -94,7 +97,7 @@ class Agent:
         return json.loads(line)
 
     def close(self) -> None:
-        """Ends the agent; on another host, the agent ends with the ssh process."""
+        """Ends the agent; on another host, the agent ends because its ssh process is ended here."""
         self._process.kill()
         with contextlib.suppress(BrokenPipeError), self._said, self._process:
             pass  # leaving the block closes the pipes; input that was not sent is dropped
@@ -140,7 +143,10 @@ def look(hosts: Sequence[str]) -> list[Finding]:
 
 
 def between(told: Mapping[Agent, Mapping[str, Any]]) -> list[Finding]:
-    """Compares the versions, names and ports of several hosts; returns findings.
+    """Compares the versions of several hosts, and checks whether the hosts reach each other.
+
+    Args:
+        told: The first answer of each agent, by agent.
 
     Raises:
         AgentError: If an agent has ended.
@@ -210,7 +216,10 @@ def main() -> None:
 
 
 def serve(others: TextIO, answers: TextIO) -> None:
-    """Writes this host's findings; then, for each line of `others`, which hosts it can reach."""
+    """Writes this host's findings, and then answers each line of `others`.
+
+    Such a line lists other hosts. The answer says which of them this host can reach.
+    """
     versions = info.gather().versions
     facts = {
         "findings": findings.as_dicts(machine.look()),
@@ -231,7 +240,8 @@ def serve(others: TextIO, answers: TextIO) -> None:
 def _listen() -> dict[str, object]:
     """Starts a server that sends a random name to every client; returns its port and the name.
 
-    The port is one of the ports that jobs use, to test whether a firewall blocks these ports.
+    The port is one of the ports that jobs use, to test whether a firewall blocks these ports. A
+    client that receives another name has reached another machine.
     """
     server, name = listening(""), secrets.token_hex(8)
     threading.Thread(target=_greet, args=(server, name), daemon=True).start()

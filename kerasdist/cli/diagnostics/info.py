@@ -65,7 +65,7 @@ class GpuFacts:
     """A GPU that this process sees.
 
     Attributes:
-        name: The name of the GPU in kerasdist.
+        name: The name of the GPU in kerasdist, such as ``gpu:0``.
         model: The maker's name for the GPU.
         memory: The bytes of its memory; None if the driver does not report them.
         uuid: An id that no other GPU has.
@@ -197,7 +197,8 @@ def _gpus(environ: Mapping[str, str], place: Membership | None) -> tuple[GpuFact
     if place is not None and place.local_workers is not None and place.local_rank is not None:
         number, workers = place.local_rank, place.local_workers
     if len(seen) < workers or kerasdist_variables.RANK in environ:
-        # A scheduler or `kerasdist run` shows this worker only its own GPUs. It takes all of them.
+        # A scheduler or `kerasdist run` has hidden the GPUs of other workers from this worker. So
+        # this worker takes all GPUs that it sees.
         owners = dict.fromkeys(range(len(seen)), number)
     else:
         parts = [gpus.part(len(seen), workers, each) for each in range(workers)]

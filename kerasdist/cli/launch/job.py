@@ -44,7 +44,10 @@ from kerasdist.job.interruption import ExitCode
 from kerasdist.job.listening import COORDINATOR_FD
 
 SETTLE_SECONDS = 0.5
-"""After a failure the launcher waits this long, as other workers may fail by themselves, too."""
+"""After a failure the launcher waits this long before it ends the other workers.
+
+In this time they may fail by themselves, too, so the message about the failure is more exact.
+"""
 
 LOST_SECONDS = 15.0
 """The launcher waits this long for the end of a worker that another worker reports as lost.
@@ -59,7 +62,7 @@ KILL_SECONDS = 3.0
 OUTPUT_SECONDS = 2.0
 """The launcher waits this long for the rest of the output of workers that have ended."""
 
-# The launcher waits this long until other machines have removed the job's backups from /dev/shm.
+# The launcher waits at most this long until other machines have removed backups from /dev/shm.
 _CLEANING_SECONDS = 10.0
 
 
@@ -74,8 +77,8 @@ class Attempt:
         stop_seconds: How long workers have from SIGTERM to SIGKILL.
         number: The number of earlier attempts.
         chief_leads: Whether rank 0 has started the other workers. If so, the end of rank 0 ends the
-            other workers. A signal is then only passed on to all workers, because the script may
-            handle the signal and go on.
+            other workers. A signal to rank 0 is then passed on to all workers, but does not end the
+            attempt, because the script may handle the signal and go on.
     """
 
     to_begin: Iterable[Held]
@@ -89,7 +92,7 @@ class Attempt:
         self._workers: list[Held] = []
         self._signal: int | None = None
         self._stopped_twice = False
-        # What comes next for workers that run on, and when; infinity means that it is not planned.
+        # The next step to end workers that still run, and its time; infinity: no step is planned.
         self._next: Literal["stop", "kill", "kill supervisors"] = "stop"
         self._next_at = math.inf
 
@@ -139,9 +142,9 @@ class Attempt:
         of_leader = self.chief_leads and worker.rank == 0
         if self._next != "stop" or (code == 0 and not of_leader):
             return
-        # After most failures the other workers get SETTLE_SECONDS. They get more time to end after
-        # the chief has ended well (0), to save a backup after a preemption, and to report which
-        # worker was lost.
+        # After most failures the other workers have SETTLE_SECONDS to end. They have more time in
+        # three cases: rank 0 has ended well (0); a worker was preempted, and the others may still
+        # save a backup; or a worker reports another one as lost, whose end may be delayed.
         slow = {0: self.stop_seconds, ExitCode.PREEMPTED: self.stop_seconds}
         slow[ExitCode.LOST_WORKER] = LOST_SECONDS
         self._next_at = min(self._next_at, time.monotonic() + slow.get(code, SETTLE_SECONDS))
@@ -231,7 +234,7 @@ class Launcher:
         with contextlib.ExitStack() as stack:
             if threading.current_thread() is threading.main_thread():
                 for number in _PASSED_ON:
-                    # A handler may call `put` of a SimpleQueue, even if it interrupts `get`.
+                    # A signal handler may call a SimpleQueue's `put` even while `get` runs.
                     before = signal.signal(number, lambda number, _: self.stop(number))
                     stack.callback(signal.signal, number, before)
             if self._spec.logs is not None:

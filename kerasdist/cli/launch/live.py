@@ -116,7 +116,7 @@ class Board:
 
     def write(self, folder: Path) -> None:
         """Writes the state, as JSON, to a file in a folder."""
-        with contextlib.suppress(OSError):  # the disk may be full, and have space later
+        with contextlib.suppress(OSError):  # the disk may be full now, and have space later
             folder.mkdir(parents=True, exist_ok=True)
             with whole_files.replacing(folder / STATUS_FILE, survives=False) as unfinished:
                 text = json.dumps(self.state(), indent=2)
@@ -142,7 +142,8 @@ def shown(board: Board) -> Live:
 
     Meanwhile, what is written to a terminal by `sys.stdout` and `sys.stderr` goes above the table.
     """
-    # `--live on` draws the table even if standard output is no terminal. So does `force_terminal`.
+    # With `--live on` the table is drawn even if standard output is no terminal. For this case
+    # `force_terminal` is set.
     console = Console(file=sys.stdout, force_terminal=True, soft_wrap=True)
 
     def drawn() -> RenderableType:

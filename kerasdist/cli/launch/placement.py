@@ -56,7 +56,9 @@ class Slot:
 
 
 def place(workers: int | Literal["gpu"] | None, hosts: Sequence[str] = ()) -> tuple[Slot, ...]:
-    """Places workers on hosts, and fills each host before the next.
+    """Places workers on hosts, and fills the slots of each host before those of the next.
+
+    If no host has a number of slots, the workers are divided equally among the hosts.
 
     Args:
         workers: The number of workers; None or ``"gpu"`` for one per slot. With

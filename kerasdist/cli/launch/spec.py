@@ -104,7 +104,7 @@ class WorkerExit:
 
     @property
     def reason(self) -> str:
-        """The exit code, or the signal, in words."""
+        """A text for the exit code, such as "ended by SIGKILL"."""
         if self.exit_code == ExitCode.LOST_WORKER:
             return f"exit code {self.exit_code}, because another worker was lost"
         if self.exit_code == ExitCode.PREEMPTED:
@@ -176,7 +176,10 @@ class AttemptResult:
 
     @property
     def failed(self) -> bool:
-        """Whether a restart may help: not after success, preemption, or a stop by a signal."""
+        """Whether the attempt failed, so that a restart may help.
+
+        A preemption, or a stop because the launcher got a signal, is no failure.
+        """
         return self.exit_code not in (0, ExitCode.PREEMPTED) and self.signal is None
 
     @property

@@ -24,7 +24,8 @@ from kerasdist.job.launcher import MEMORY
 from kerasdist.job.listening import COORDINATOR_FD
 from kerasdist.job.protocol import Timeouts
 
-# Variables that configure frameworks on any machine, unlike PATH or CUDA_VISIBLE_DEVICES.
+# Workers on other machines get this process's variables with these prefixes, and `_NAMES`. These
+# variables have the same meaning on every machine, unlike PATH or CUDA_VISIBLE_DEVICES.
 # The prefix TF_ alone would include Terraform's secret variables, TF_VAR_ and TF_TOKEN_.
 _PREFIXES = (
     *("KERAS_", "KERASDIST_", "XLA_", "JAX_", "TORCH_", "NCCL_", "GLOO_", "OMP_"),
@@ -66,7 +67,7 @@ def worker_variables(
 
 
 def thread_variables(workers: int) -> dict[str, str]:
-    """Returns ``OMP_NUM_THREADS``: the user's value, or this machine's cores per worker."""
+    """Returns ``OMP_NUM_THREADS``: the user's value, or the number of cores per worker here."""
     threads = os.environ.get(_THREADS) or str(max(1, supervisor.cores() // workers))
     return {_THREADS: threads}
 
@@ -158,7 +159,7 @@ def run_on(hosts: Collection[str], words: Sequence[str], seconds: float) -> set[
 def supervised(
     spec: JobSpec, slot: Slot, variables: dict[str, str]
 ) -> tuple[Orders, Sequence[str]]:
-    """Returns the orders for a worker's supervisor, and the command that starts it.
+    """Returns the orders for a worker's supervisor, and the command that starts the supervisor.
 
     A host that is reached by ssh must have the same interpreter and folders, as for ``mpirun``.
     """

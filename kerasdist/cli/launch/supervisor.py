@@ -149,7 +149,8 @@ class Forked:
         """Returns the exit code of the worker, in the same way as `subprocess.Popen`."""
         if not select.select([self._connection], [], [], timeout)[0]:
             raise subprocess.TimeoutExpired("worker", timeout or 0.0)
-        return int(self._answers.readline() or -signal.SIGKILL)  # no answer: its parent was killed
+        # Without an answer, the worker's parent was killed, and the kernel has killed the worker.
+        return int(self._answers.readline() or -signal.SIGKILL)
 
 
 def peer_user(connection: socket.socket) -> int:
@@ -178,7 +179,7 @@ def end_group(worker: Worker) -> None:
 
 
 def listen(orders: IO[bytes], worker: Worker, grace: float) -> NoReturn:
-    """Passes signals on until the launcher has ended, and then ends the worker."""
+    """Passes the launcher's signals on to the worker; if the launcher ends, ends the worker."""
     for line in orders:
         word, _, number = line.decode().partition(" ")
         if word == "signal":
@@ -210,14 +211,14 @@ def end_if_stopped(worker: Worker, heartbeat: float) -> None:
 
 
 def relay(reports: int) -> None:
-    """Writes the worker's reports, each after a mark, between the lines of its output."""
+    """Writes the worker's reports, each after `MARK`, between the lines of the worker's output."""
     with os.fdopen(reports, "rb") as lines:
         for line in lines:
             os.write(sys.stdout.fileno(), MARK + line)
 
 
 def stand_in(connection: socket.socket) -> int:
-    """Passes orders to a supervisor on a machine that has joined, and its output to the launcher.
+    """Passes orders to a supervisor on a joined machine, and passes back the supervisor's output.
 
     Returns the worker's exit code.
     """
@@ -301,7 +302,7 @@ def main() -> int:
         end_group(worker)
     code = worker.wait()
     if reports is not None:
-        relaying.join(1)  # for the last reports
+        relaying.join(1)  # until the last reports are written
     has_joined = joined.exists()
     joined.unlink(missing_ok=True)
     if code == 0 and not has_joined:

@@ -32,7 +32,7 @@ _LONGEST_LINE = 1 << 16
 _REPORT = re.compile(re.escape(supervisor.MARK) + rb"(.*)\n")
 
 REDRAW_SECONDS = 10.0
-"""The seconds between two showings of an unfinished line, such as a progress bar."""
+"""A line that is redrawn, such as a progress bar, is shown at most once in so many seconds."""
 
 
 @final
@@ -45,7 +45,7 @@ class Screen:
     def write(self, prefix: str, line: str, stream: TextIO, rank: int) -> None:
         """Writes a line of a worker's output, after a prefix that names the worker."""
         if line == supervisor.APART:
-            return  # the launcher reports it once if no worker has joined the job
+            return  # instead, the launcher warns once if no worker has joined the job
         if stream.isatty() and not os.environ.get("NO_COLOR"):
             prefix = f"\x1b[{_COLOURS[rank % len(_COLOURS)]}m{prefix}\x1b[0m"
         self._put([f"{prefix} {line}"], stream)
@@ -80,7 +80,8 @@ class Pump:
         prefix: The text before each line on the screen.
         rank: The worker's number.
         log: The file for the lines, without a buffer; None for the screen.
-        told: A function that gets each report within the output; None if there are no reports.
+        told: A function that gets the worker's reports, which are lines of the output between the
+            other lines; None if there are no reports.
     """
 
     screen: Screen
@@ -376,7 +377,10 @@ class ThisProcess:
         self._events.put(Exited(self.rank))
 
     def stop(self, number: int) -> None:
-        """Lets this process handle a signal; ignores SIGINT, which the script has already got."""
+        """Sends a signal to this process, or records its end if it has no handler for the signal.
+
+        SIGINT is not sent, because the script has already got it.
+        """
         if number == signal.SIGINT:
             return
         self.told_to_stop = True
@@ -386,7 +390,7 @@ class ThisProcess:
             os.kill(os.getpid(), number)
 
     def kill(self) -> None:
-        """Ends this process at once."""
+        """Records that this process ends. `Ranks` ends it after the other workers."""
         self.told_to_stop = self._killed = True
         self.end(128 + signal.SIGKILL)
 

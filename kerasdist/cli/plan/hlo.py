@@ -27,11 +27,12 @@ _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 _CALLED = re.compile(r"(to_apply|(?:true|false)_computation|calls|body|condition)=%?([\w.-]+)")
 # libtpu fuses an all-reduce with the slice that each device keeps (`_SUMS_PARTS`), which together
 # are a reduce-scatter. libtpu also fuses a collective with other work. Such a collective runs from
-# the fusion `_STARTS` to the fusion `_ENDS`.
+# a fusion whose name begins with `_STARTS` to a fusion whose name begins with `_ENDS`.
 _SUMS_PARTS = "all-reduce-scatter"
 _STARTS, _ENDS = "async-collective-start", "async-collective-done"
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 _NAME = re.compile(r"%([\w.-]+)")
+# These operations neither compute nor move data.
 _FREE = {
     *("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all"),
     *("opt-barrier", "partition-id", "replica-id"),

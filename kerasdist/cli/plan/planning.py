@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from kerasdist.api.layouts import ModelLayout
 
 COUNTS = (1, 8, 64, 512, 4096)
-"""The numbers of devices of the scaling table."""
+"""The numbers of devices in a plan's table of scaling, besides the target's own number."""
 
 _WRAPPED = 4  # from this many chips on, the ends of an axis of a TPU v5p are connected
 _WRAPPED_2D = 16  # The same number for a TPU v5e or v6e, whose slices are parts of a 16 x 16 pod.
@@ -396,7 +396,7 @@ def largest_batch(
 
 
 def _next_guess(tried: Sequence[Compilation], target: Target, most: float) -> int | None:
-    """Returns for how many examples to compile next; None if the search is over."""
+    """Returns the number of examples per device to compile next; None if the search is over."""
     limit, last = target.usable, tried[-1]
     below = _largest_that_fits(tried, target)
     lowest = below.batch + 1 if below else 1

@@ -79,7 +79,9 @@ def first_step(script: str, arguments: Sequence[str], backend: Backend) -> First
     """
     silent = redirect_stdout(sys.stderr)
     with registry.used(backend), shapes.of_large_variables(), silent, ExitStack() as stack:
-        for name in _METHODS:  # which `keras.Model` inherits
+        # `keras.Model` inherits these methods. So they are in use again as soon as the attributes
+        # that are set here are deleted.
+        for name in _METHODS:
             setattr(keras.Model, name, _until_first_step(name))
             stack.callback(delattr, keras.Model, name)
         try:
@@ -206,7 +208,7 @@ def described(step: FirstStep) -> ModelLayout:
 
 
 def _layout_of(model: keras.Model) -> Any:
-    """Returns the `logical_devices` of a model's strategy; None without a strategy."""
+    """Returns the `Layout` of the devices of a model's strategy; None without a strategy."""
     trainer = trainer_of(model)
     return None if trainer is None else trainer.replicas.logical_devices
 
@@ -261,7 +263,7 @@ def _facts(program: TrainingProgram, target: Target, examples: int) -> Compilati
 
 
 def _named(each: Collective, program: TrainingProgram, target: Target) -> Collective:
-    """Returns a collective of the program with the meaning of `devices` that a plan needs.
+    """Returns a collective of the program, with the value of `devices` that a plan needs.
 
     If a replica has several devices, and the collective runs inside of each replica, `devices` is
     the number of devices of a replica. Otherwise `devices` is 0, which means all devices.

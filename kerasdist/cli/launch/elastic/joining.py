@@ -88,7 +88,7 @@ class Seats:
             return self._waiting.pop(slot)
 
     def end(self, code: int) -> None:
-        """Reports to all seats how the job has ended, and lets no other machine join."""
+        """Sends the job's exit code to all machines that wait, and lets no other machine join."""
         self._listening.cancel()
         with self._lock:
             for held in self._waiting.values():
@@ -136,7 +136,10 @@ class Seats:
 
 
 def _proof_of(environ: Mapping[str, str]) -> Credentials:
-    """Returns by what a machine and the launcher prove to each other that the machine may join."""
+    """Returns the credentials by which a joining machine and the launcher trust each other.
+
+    The user must have set the same secret on both machines.
+    """
     secret = credentials(environ).secret
     if secret is None:
         raise ClusterError(
@@ -211,7 +214,7 @@ class Machine:
             self._ends.put(error)
 
     def _seated(self, number: int) -> socket.socket:
-        """Returns a connection by which the launcher starts this machine's next worker."""
+        """Opens a seat for worker `number` of this machine, and returns the seat's connection."""
         connection = handshake.introduced(*self._address, self._credentials, handshake.SECONDS)
         keep_alive(connection)
         told = {"machine": self._name, "number": number, "count": self._count}
@@ -221,7 +224,10 @@ class Machine:
         return connection
 
     def _work(self, number: int, connection: socket.socket, first: bytes) -> socket.socket:
-        """Runs the worker whose orders begin with `first`; returns the next worker's connection."""
+        """Runs one worker, and returns the connection of the seat for the next worker.
+
+        The bytes `first` are the beginning of the orders for the worker's supervisor.
+        """
         running = subprocess.Popen(
             [sys.executable, "-P", "-m", supervisor.__name__],
             stdin=subprocess.PIPE,
@@ -236,14 +242,18 @@ class Machine:
             connection.sendall(supervisor.ENDED + bytes([128 - code if code < 0 else code]))
             connection.shutdown(socket.SHUT_WR)
             # If `connection` were closed with unread bytes, TCP would reset it, and the launcher
-            # might lose the exit code. So `passing` first reads to the end.
+            # might lose the exit code. So this waits until the thread `passing` has read it all.
             passing.join(_DRAIN_SECONDS)
         connection.close()
         return seat
 
 
 def _pass_on(data: bytes, connection: socket.socket, running: subprocess.Popen[bytes]) -> None:
-    """Passes the launcher's orders on to a supervisor; closes its input if the connection ends."""
+    """Passes `data`, and all that the launcher sends after it, on to a supervisor.
+
+    When the connection ends, this closes the supervisor's input, so that the supervisor ends a
+    worker that still runs.
+    """
     assert running.stdin is not None
     with contextlib.suppress(OSError), running.stdin:
         while data:

@@ -28,7 +28,7 @@ from kerasdist.cli.launch.worker import Events, Screen, Signalled, Waiting
 from kerasdist.errors import ClusterError
 
 FAILURES = 2
-"""A slot is left out after its workers have failed this often without a backup between."""
+"""A slot is left out after its workers have failed this often without a backup in between."""
 
 AWAY_SECONDS = 600.0
 """The seconds for which a slot is left out; each further failure doubles this time."""
@@ -106,7 +106,11 @@ class Slots:
         return self._numbered()
 
     def describe(self) -> str:
-        """Returns a message: how many workers continue, from which step, without which slots."""
+        """Returns a message for the user before a restart.
+
+        The message says how many workers continue, from which step, and what is not used: hosts
+        that do not answer, and slots whose workers have failed.
+        """
         at = "its last backup, if there is one"
         if self._backup is not None:
             epoch, batches = self._backup
@@ -167,7 +171,7 @@ class Slots:
         A host that was down is usable if it is in `answering`.
         """
         down = self._down.difference(answering)
-        # Each worker's reports arrive on a thread of their own, so several threads may be here.
+        # Each worker's reports arrive on a thread of their own, so this code needs a lock.
         with self._joining:
             seats = [] if self._seats is None else self._seats.waiting()
             self._slots += [slot for slot in seats if slot not in self._slots]
@@ -208,5 +212,5 @@ class Slots:
             self._asking.release()
 
     def _ask(self, hosts: Collection[str]) -> set[str]:
-        """Runs a command on the hosts by ssh; returns the hosts on which the command succeeds."""
+        """Runs the command ``true`` on the hosts by ssh; returns the hosts on which it succeeds."""
         return start.run_on(hosts, ("true",), _ANSWER_SECONDS)

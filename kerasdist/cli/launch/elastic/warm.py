@@ -8,8 +8,8 @@ new process instead.
 
 Environment variables that frameworks read when they are imported must have the same values in the
 warm process and in the worker. So a worker is forked only if its environment equals the environment
-of the warm process, except for the job's own variables. A script may set such a variable before its
-imports. Then Python is started anew in place of the forked process.
+of the warm process, except for the job's own variables. If a script later sets a variable that the
+imports have already read, Python is started anew in place of the forked process.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ from kerasdist.job.launcher import JOINED_FILE
 # Variables with these prefixes differ between workers, but no import reads them.
 _OF_EACH = ("KERASDIST_", "SSH_")
 _GPUS = "_VISIBLE_DEVICES"  # the end of the names of further such variables
+# Libraries read variables with these prefixes when they are imported.
 _READ = (
     *(b"KERAS", b"JAX_", b"XLA_", b"TF", b"TORCH", b"PYTORCH_", b"OMP_", b"KMP_", b"GOMP_"),
     *(b"MKL_", b"OPENBLAS_", b"CUDA_", b"NVIDIA_", b"NCCL_", b"GLOO_", b"PYTHON", b"LD_"),
@@ -66,7 +67,7 @@ class WarmProcesses:
         self._running: dict[str | None, Worker] = {}
 
     def name(self, slot: Slot) -> str:
-        """Returns the name of the socket of a slot's warm process; "" if the slot has none."""
+        """Returns the name of the socket of a slot's warm process; "" if it can have none."""
         _, script, *_ = *self._spec.command, ""
         is_script = script == "-m" or script.endswith(".py")
         is_elastic = self._spec.min_workers is not None and slot.connection is None
@@ -74,7 +75,10 @@ class WarmProcesses:
         return f"kerasdist-{self._spec.run_id}-{slot.host}" if is_possible else ""
 
     def take(self, slot: Slot, start: Start) -> None:
-        """Stores how a worker was started; the host's warm process is started in the same way."""
+        """Stores how a worker was started; the host's warm process is started in the same way.
+
+        With rank 0 a new attempt begins, so what earlier attempts have stored is removed.
+        """
         if slot.rank == 0:
             self._starts = {}
         self._starts[slot.host] = start
@@ -102,7 +106,7 @@ class WarmProcesses:
 def fork_workers(listener: socket.socket, environment: Environment) -> tuple[Order, list[int]]:
     """Forks a worker for each supervisor that connects, until this process is killed.
 
-    Returns only in the forked workers: the worker's order, and the open files that it gets.
+    Only a forked worker returns from this function, with its order and the open files that it gets.
     """
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # so that ended children do not stay as zombies
     while True:
@@ -114,8 +118,14 @@ def fork_workers(listener: socket.socket, environment: Environment) -> tuple[Ord
 
 
 def _fork_and_stay(connection: socket.socket, environment: Environment) -> tuple[Order, list[int]]:
-    """Forks a worker and stays as its parent; returns only in the worker."""
-    os.setpgid(0, 0)  # A new group: the group of the warm process is killed when the latter ends.
+    """Forks a worker. Only the worker returns from this function.
+
+    This process, the worker's parent, waits until the worker ends or the supervisor has gone. Then
+    it ends the worker's process group.
+    """
+    # This process makes a group of its own, because all processes in the warm process's group are
+    # killed when the warm process ends.
+    os.setpgid(0, 0)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     if peer_user(connection) != os.getuid():
         os._exit(1)
@@ -152,7 +162,8 @@ def _comparable(environment: Environment) -> dict[str, str]:
 def _become_worker(order: Order, files: Sequence[int], before: Environment) -> None:
     """Gives a forked process the environment, group and files of a worker.
 
-    `before` is the environment before the imports; an import may have changed variables.
+    `before` is the environment before the imports. Only variables that differ between `before` and
+    the worker's environment are changed, so what an import has set stays set.
     """
     os.setpgid(0, 0)
     follow_into_death()
@@ -166,7 +177,7 @@ def _become_worker(order: Order, files: Sequence[int], before: Environment) -> N
     for name, file in zip(order["files"], files[2:], strict=True):
         os.set_inheritable(file, True)
         os.environ[name] = str(file)
-    if "numpy" in sys.modules:  # unlike NumPy, Python seeds its own generator anew after a fork
+    if "numpy" in sys.modules:  # after a fork, Python seeds its own generator anew; NumPy does not
         sys.modules["numpy"].random.seed()
 
 
@@ -184,8 +195,8 @@ def _start_anew_if_set(command: list[str], imported: Collection[str]) -> None:
         frame = None if frame is None else frame.f_back
         while frame is not None and _package(frame) in sys.stdlib_module_names:
             frame = frame.f_back
-        # Only variables that the script sets matter. A framework sets its own variables in the same
-        # way in a process that was not forked.
+        # Only a variable that the script sets matters. If a framework sets one after its import, it
+        # would do the same in a process that was not forked.
         if frame is not None and _package(frame) not in imported:
             os.execv(command[0], command)
 
