@@ -72,8 +72,8 @@ def apply_combined_gradients(optimizer: Any, gradients: list[Any], variables: An
     An `apply` that a user defines is not called here, because it has already run in each replica.
     """
     if isinstance(optimizer, LossScaleOptimizer):
-        # On TensorFlow, `LossScaleOptimizer.apply` works only in a replica. So the private method
-        # is called that `LossScaleOptimizer.apply` calls there.
+        # On TensorFlow, `LossScaleOptimizer.apply` works only in a replica. So this line calls the
+        # private method `_common_apply`, which does the work of `apply`.
         internals.APPLY_SCALED.of(optimizer)(gradients, variables)
     else:
         keras.Optimizer.apply(optimizer, gradients, variables)

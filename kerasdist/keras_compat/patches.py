@@ -93,7 +93,7 @@ _LOSS = "keras.losses:CosineSimilarity"
 _TORCH, _BY_REPLICA = ("torch",), ("tensorflow", "torch")
 
 INHERITED = (f"{_MODEL}.compile", f"{_LOSS}.call")
-"""Methods that are replaced in the class from which the class in the path inherits them."""
+"""Methods that the class in the path inherits, and that are replaced where they are defined."""
 
 BASES = (_MODEL, _LAYER, _OPTIMIZER, _VARIABLE)
 """The public classes of Keras to which a base class may be added, by their ``__bases__``."""
@@ -196,8 +196,8 @@ REFUSALS: tuple[Patch, ...] = (
 """Patches that refuse a call, if Keras lacks the internal without which the call would go wrong."""
 
 
-# Keras's own functions, by the id of the module or class that has each, and its name there; of
-# properties, the getters.
+# Keras's own functions, in whose place others run; for a property, its getter. A key consists of
+# the id of the module or class that had the function, and of the function's name there.
 _originals: dict[tuple[int, str], Function] = {}
 
 # The functions that run in place of Keras's, by their names in the table.
@@ -256,7 +256,7 @@ def _put_in(patch: Patch, path: str) -> None:
 
 
 def _is_defined(owner: Any, name: str) -> bool:
-    """Returns whether Keras itself defines a method in a class, and not another library."""
+    """Returns whether a class has a method of its own, by Keras and not by another library."""
     own = undecorated(vars(owner).get(name))
     return (id(owner), name) in _originals or is_builtin(own)
 
@@ -272,7 +272,10 @@ def _base_of(path: str, owner: Any) -> type:
 
 
 def _replace(patch: Patch, owner: Any, name: str, now: Any) -> None:
-    """Replaces an attribute of the owner, which may be inherited, by functions of the patch."""
+    """Replaces an attribute of a class or module by those functions of a patch that are installed.
+
+    `now` is the present attribute, which the owner may have inherited.
+    """
     original = call = _originals.setdefault((id(owner), name), undecorated(now))
     listed = [_installed[one] for one in patch.functions if one in _installed]
     for function in reversed(listed):

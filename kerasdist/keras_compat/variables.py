@@ -32,7 +32,7 @@ def change_aggregation(variable: Any, aggregation: str, value: Any) -> None:
 def set_replication(variable: Any, synchronization: str, aggregation: str) -> None:
     """Sets how replicas synchronize and aggregate a variable.
 
-    The framework's variable follows only after `reinitialize` has made it again.
+    The framework's own variable inside of `variable` changes only when `reinitialize` replaces it.
     """
     internals.SYNCHRONIZATION.set(variable, synchronization)
     internals.AGGREGATION.set(variable, aggregation)
@@ -45,7 +45,10 @@ def reinitialize(variable: keras.Variable) -> None:
 
 @contextmanager
 def in_trial(trial: object) -> Iterator[None]:
-    """Lets this thread use a trial's copies of variables, or the variables if `trial` is None."""
+    """Lets the code in the block use a trial's copies of variables; without a trial, the variables.
+
+    Open stateless scopes are ignored.
+    """
     with replaced(current, "trial", trial), outside_stateless_scopes():
         yield
 
@@ -72,7 +75,10 @@ def outside_stateless_scopes() -> Iterator[None]:
 
 
 class InnerScope(keras.StatelessScope):
-    """A stateless scope that leaves assignments to the enclosing scope; without one, it assigns."""
+    """A stateless scope that passes assignments on to the stateless scope around it.
+
+    If there is no scope around it, an assignment changes the variable at once.
+    """
 
     def add_update(self, update: tuple[Any, Any]) -> None:
         """Assigns to a variable as if this scope were not open."""
@@ -111,7 +117,10 @@ def stored_value(variable: keras.Variable) -> Any:
 
 
 def value_reader() -> Callable[[keras.Variable], Any]:
-    """Returns a function that reads stored values, for use until a trial begins or ends."""
+    """Returns a function that reads stored values.
+
+    The caller may use the function until a trial begins or ends; then another function is needed.
+    """
     return attrgetter("_value") if current.trial is None else current.trial.get_current_value
 
 

@@ -29,7 +29,8 @@ def bind(instance: object, front: type, *behind: type) -> None:
         _set_class(instance, _bound_class(type(instance), front, behind))
 
 
-# `object.__setattr__` would call the property of a class that is already bound.
+# Sets an object's real class. If the object is already bound, `object.__setattr__` would call the
+# property ``__class__`` instead.
 _set_class: Any = vars(object)["__class__"].__set__
 
 
