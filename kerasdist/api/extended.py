@@ -202,8 +202,8 @@ class StrategyExtended(EarlierNames):
         """Returns the value of a variable as cross-replica code sees it.
 
         Args:
-            v: A variable. If each replica has a value of its own, the aggregate of these values is
-                returned, such as their sum.
+            v: A variable. If each replica has its own value of the variable, the aggregate of these
+                values is returned, such as their sum.
         """
         return self._strategy.runner.read(v)
 

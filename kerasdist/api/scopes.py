@@ -140,9 +140,9 @@ def print(*values: Any, **options: Any) -> None:
 
 @cache
 def _is_chief_by_environment() -> bool:
-    """Returns whether the environment makes this process the chief of the job that it will join.
+    """Returns whether this process has no job, or will be the chief of its job.
 
-    `print` needs this in a process that has not joined a job yet, or never joins one.
+    The environment, such as ``TF_CONFIG``, says so. `print` asks this until a job is joined.
     """
     try:
         resolver = detection.detect()

@@ -300,9 +300,9 @@ def equal_batches(dataset: Any) -> EqualBatches | None:
 
 
 def every_nth_file(dataset: Any, shards: int, index: int) -> tuple[Any, str | None]:
-    """Returns a pipeline that reads every `shards`-th file of a dataset, and None.
+    """Returns two values: a pipeline that reads every `shards`-th file of a dataset, and None.
 
-    If TensorFlow cannot divide the dataset by files, returns None and the reason.
+    If TensorFlow cannot divide the dataset by files, returns None and the reason instead.
     """
     tf = sys.modules["tensorflow"]
     try:

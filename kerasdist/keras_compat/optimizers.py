@@ -152,7 +152,8 @@ def referenced_variables(
     """Returns, for each variable of an optimizer, the model's variable to which it belongs.
 
     Keras relates the two variables only by their paths. The path of an optimizer's variable has the
-    path of the model's variable in it, with underscores, followed by a name such as ``momentum``.
+    path of the model's variable in it, with underscores in place of slashes, followed by a name
+    such as ``momentum``. For a variable that belongs to no weight, the variable itself is returned.
     """
     by_prefix = {f"{one.path.replace('/', '_')}_": one for one in variables}
 

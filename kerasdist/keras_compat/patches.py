@@ -136,8 +136,9 @@ PATCHES: tuple[Patch, ...] = (
     _at(internals.CUSTOM_GRADIENT, "custom_gradient", "the gradient runs in its replica"),
     *_of(_TORCH_MODULE, "parameters", "the replica's parameters", "module_parameters", _TORCH),
     *_of(_TORCH_MODULE, "call", "calls the replica's module", "module_call", _TORCH),
-    # Keras compares a model's `compile` with `compile` of Keras's trainer class, and treats another
-    # method as overridden. So `compile` is replaced in the trainer class itself.
+    # Keras compares a model's `compile` with the `compile` of Keras's trainer class. If they
+    # differ, Keras takes the model's `compile` for a user's own. So `compile` is replaced in the
+    # trainer class itself.
     *_of(_MODEL, "compile", "optimizer and metrics belong to the model's strategy"),
     # Methods that a model gets from an extra base class.
     *_of(_MODEL, "__new__", "a model remembers the strategy of its scope", "model_created"),
@@ -256,7 +257,10 @@ def _put_in(patch: Patch, path: str) -> None:
 
 
 def _is_defined(owner: Any, name: str) -> bool:
-    """Returns whether a class has a method of its own, by Keras and not by another library."""
+    """Returns whether Keras defines a method in a class itself, and not in a base class.
+
+    A method that another library has set on the class does not count.
+    """
     own = undecorated(vars(owner).get(name))
     return (id(owner), name) in _originals or is_builtin(own)
 

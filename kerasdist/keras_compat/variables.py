@@ -140,7 +140,10 @@ def store_value(variable: Any, value: Any) -> None:
 
 
 def store_values(variables: Sequence[keras.Variable], values: Sequence[Any]) -> None:
-    """Sets stored values of variables (see `store_value`); an interrupt cannot set only some."""
+    """Sets the stored values of variables (see `store_value`).
+
+    If the user interrupts the program, either all of the values are set or none.
+    """
     # All values are set in one call of C code, and Python raises KeyboardInterrupt only between
     # bytecode instructions.
     deque(map(setattr, variables, repeat("_value"), values), maxlen=0)

@@ -51,8 +51,8 @@ def layer_created(original: Original, layer: Any, *args: Any, **kwargs: Any) -> 
 def statistics_options(options: dict[str, Any]) -> dict[str, Any]:
     """Returns the arguments with which a variable is made.
 
-    If the variable has moving statistics of BatchNormalization, the arguments are changed, so that
-    replicas average the statistics.
+    If the variable holds moving statistics of BatchNormalization, the arguments are changed so that
+    the replicas average the statistics.
     """
     strategy = scoped_strategy()
     if options.get("trainable", True) or strategy is None or strategy.num_replicas_in_sync == 1:

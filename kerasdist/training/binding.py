@@ -48,7 +48,8 @@ def _bound_class(own: Any, front: type, behind: tuple[type, ...]) -> type:
 
             def reduce(instance: object) -> tuple[object, ...]:
                 function, *rest = own.__reduce__(instance)
-                # Keras returns a method of the bound class, which pickle cannot find by its name.
+                # `function` is a method of the bound class, which pickle cannot find by its name.
+                # So the same method of `own` is returned.
                 return (getattr(own, function.__name__), *rest)
 
             body["__reduce__"] = reduce

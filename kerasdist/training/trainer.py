@@ -48,7 +48,7 @@ class ReplicatedTrainer(TrainerLike):
 
     Attributes:
         runs_builtin_steps: Whether no user-defined code changes what a step reports. The value is
-            False until a `make_function` has determined it.
+            False until `note_overrides` has determined it.
     """
 
     # The hooks for these methods have the same names in `PATCHES`, the table of patches.
