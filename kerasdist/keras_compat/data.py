@@ -259,7 +259,7 @@ def tensorflow_of(dataset: object) -> Any | None:
 
 
 def auto_shard_policy(dataset: Any) -> str | None:
-    """Returns the auto-shard policy in the options of a ``tf.data`` dataset; None for others."""
+    """Returns the auto-shard policy in a ``tf.data`` dataset's options; None for other data."""
     if tensorflow_of(dataset) is None:
         return None
     return dataset.options().experimental_distribute.auto_shard_policy.name

@@ -410,7 +410,10 @@ def require_scaling(*, in_fit: bool) -> None:
 
 
 def register_tree_node(kind: type[Any]) -> None:
-    """Lets `keras.tree` flatten and rebuild objects of a class; their leaves are in `values`."""
+    """Lets `keras.tree` flatten and rebuild objects of a class.
+
+    The attribute `values` of an object has the object's leaves.
+    """
     # Keras has a module for each tree library. `tree` is the module for the library in use.
     tree: Any = internals.TREE.value if internals.TREE.is_there() else None
     if hasattr(tree, "torch_tree"):

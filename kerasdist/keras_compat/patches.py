@@ -52,7 +52,7 @@ class Patch:
             internal.
         reason: The purpose of the patch.
         backends: The backends on which the patch is applied; all, if empty.
-        stands_for: The patch is applied only if this internal is missing; None for always.
+        stands_for: If this is an internal, the patch is applied only where Keras lacks it.
     """
 
     functions: tuple[str, ...]
@@ -246,7 +246,8 @@ def _put_in(patch: Patch, path: str) -> None:
         _patched.add(path)
         _replace(patch, next(one for one in owner.__mro__ if name in vars(one)), name, now)
     elif owner_path in BASES and (name == "__new__" or not _is_defined(owner, name)):
-        # `Model.__new__` stays: it calls the `__new__` of the next class, the added base class.
+        # Keras's `Model.__new__` need not be replaced, because it calls the `__new__` of the next
+        # class, which is the added base class.
         _patched.add(f"{owner_path}.__bases__")
         base = _base_of(owner_path, owner)
         rest = owner.__mro__[owner.__mro__.index(base) + 1 :]

@@ -211,6 +211,9 @@ def _of_some(inputs: Any, axes: Sequence[int], mask: Any) -> tuple[Any, Any, Any
 
 
 def _number(inputs: Any, axes: Sequence[int]) -> Any:
-    """Returns the number of values per channel: an int, or a scalar for a dynamic shape."""
+    """Returns the number of values per channel.
+
+    It is an int, or a scalar tensor if the shape is not known before the step runs.
+    """
     number = math.prod([ops.shape(inputs)[axis] for axis in axes])
     return number if isinstance(number, int) else ops.cast(number, inputs.dtype)

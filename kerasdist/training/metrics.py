@@ -115,14 +115,17 @@ def _bind(metric: keras.Metric) -> None:
 
 
 class KnownValues(keras_compat.InnerScope):
-    """A scope in which some variables have given values; the outer scope handles the others."""
+    """A scope in which reads of some variables return given values.
+
+    Reads of other variables, and all assignments, go to the scope around it.
+    """
 
     def __init__(self, values: Iterable[tuple[Any, Any]]) -> None:
         super().__init__(values, initialize_variables=False)
         self.own = frozenset(self.state_mapping)
 
     def get_current_value(self, variable: keras.Variable) -> Any:
-        """Returns a variable's given value, else the value of the outer scope."""
+        """Returns a variable's given value, or else its value in the scope around this one."""
         if id(variable) in self.own or self.original_scope is None:
             return super().get_current_value(variable)
         return self.original_scope.get_current_value(variable)
