@@ -1,8 +1,9 @@
 """Saves and loads a model's variables as checkpoints in the formats of the frameworks.
 
-A checkpoint has the same tree as ``keras.Model.get_state_tree``: four groups, and in each group
-nested dictionaries, whose keys are the parts of the variables' paths. `load_checkpoint` also reads
-checkpoints without these groups, or with other names in front of the variables' paths.
+A checkpoint has the same tree as ``keras.Model.get_state_tree``: four groups, such as
+``trainable_variables``, and in each group nested dictionaries, whose keys are the parts of the
+variables' paths. `load_checkpoint` also reads checkpoints of other programs, which may have no such
+groups, or other names in front of the variables' paths.
 """
 
 from __future__ import annotations
@@ -73,7 +74,9 @@ def save_checkpoint(model: keras.Model, path: str | os.PathLike[str]) -> None:
     writes = job is None or job.is_chief
     with all_do(job, "make a folder for a checkpoint", ValueError):
         if writes:
-            if before.exists() and not path.exists():  # a process was killed in the last block
+            # If only the old checkpoint is left, an earlier process was killed between the two
+            # `rename` calls at the end of this function. Then the old checkpoint is put back.
+            if before.exists() and not path.exists():
                 before.rename(path)
             if path.exists() and form.folder_in(path) is None:
                 raise ValueError(
@@ -81,8 +84,8 @@ def save_checkpoint(model: keras.Model, path: str | os.PathLike[str]) -> None:
                 )
             shutil.rmtree(unfinished, ignore_errors=True)
             unfinished.mkdir(parents=True)
-            # If the disk is full, this write fails now, and all workers raise the error. Without
-            # this write, only the chief would fail later.
+            # This write tests whether the disk is full. If it is, the write fails, and all workers
+            # raise the error. Without this test, only the chief would fail, and later.
             new.write_bytes(bytes(1 << 12))
             new.unlink()
     with all_do(job, "see the folder of a checkpoint", ValueError):
@@ -154,7 +157,8 @@ def load_checkpoint(
         if key[0] != "metrics_variables":
             (slots if key[0] in _OPTIMIZER else weights)[_path_of(key)] = key
     wanted = [(model.weights, weights, True)]
-    # `model.weights` has no seeds, and a checkpoint may lack them. Metrics are not loaded.
+    # `non_trainable_variables` also has the states of seed generators, which `model.weights` leaves
+    # out and a checkpoint may lack. It also has the variables of metrics, which are not loaded.
     rest = [one for one in model.non_trainable_variables if not is_on_read(one)]
     wanted.append((rest, weights, False))
     if slots and not weights_only:
@@ -197,7 +201,7 @@ def load_checkpoint(
 
 
 def _prepare(model: keras.Model) -> tuple[CheckpointFormat, ReplicaSet | None, Job | None]:
-    """Returns the format of checkpoints, a model's replicas, and their job."""
+    """Returns the backend's format of checkpoints, the model's replicas, and the replicas' job."""
     keras_compat.require_built(model)
     replicas = replicas_of(model)
     job = None if replicas is None else replicas.job
@@ -244,6 +248,6 @@ def _nested(variables: Iterable[keras.Variable]) -> dict[str, Any]:
 
 
 def _path_of(key: Key) -> str:
-    """Returns the path of the variable whose array is at `key` in a tree."""
+    """Returns the path of the variable whose array is at `key` in a checkpoint's tree."""
     own = key[1:] if key[0] in _GROUPS else key
     return "/".join(own).rpartition(_IN_STATE_DICT)[2]

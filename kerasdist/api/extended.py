@@ -18,7 +18,7 @@ from kerasdist.errors import ScopeError
 
 @final
 class StrategyExtended(EarlierNames):
-    """Further members of a strategy, which libraries use; call them in cross-replica context.
+    """Further members of a strategy, which libraries use in cross-replica context.
 
     Example::
 
@@ -42,7 +42,7 @@ class StrategyExtended(EarlierNames):
 
     @property
     def worker_devices(self) -> tuple[str, ...]:
-        """The names of the devices that compute, beginning with replica 0."""
+        """The names of the devices on which this process computes, in the order of its replicas."""
         return self._names_of("devices")
 
     @property
@@ -178,7 +178,7 @@ class StrategyExtended(EarlierNames):
         kwargs: Mapping[str, Any] | None = None,
         group: bool = True,
     ) -> Any:
-        """Calls ``fn(*args, **kwargs)`` once; assigning to a variable changes all of its copies.
+        """Calls ``fn(*args, **kwargs)`` once. Assigning to a variable in it changes all copies.
 
         Args:
             colocate_with: The result of `non_slot_devices`; this argument has no effect.
@@ -202,12 +202,13 @@ class StrategyExtended(EarlierNames):
         """Returns the value of a variable as cross-replica code sees it.
 
         Args:
-            v: A variable. For a variable that is aggregated on reading, the aggregate is returned.
+            v: A variable. If each replica has its own value of the variable, the aggregate of these
+                values is returned, such as their sum.
         """
         return self._strategy.runner.read(v)
 
     def value_container(self, value: Any) -> Any:
-        """Returns the given value. A Keras variable is also the container of all its copies.
+        """Returns the value itself, because a Keras variable already holds all of its copies.
 
         Args:
             value: A variable, or the copy that `update` passed to its function.

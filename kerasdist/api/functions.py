@@ -29,10 +29,10 @@ def function(
 ) -> Any:
     """Compiles a step of a custom loop with the backend's own compiler; used as a decorator.
 
-    On TensorFlow the compiler is ``tf.function``. On JAX it is ``jax.jit``. Tracing finds the Keras
-    variables that the step reads and writes. Their old values are donated to the compiled step, so
-    no copies of them are made. On PyTorch the compiler is ``torch.compile`` if `jit_compile` is
-    True; otherwise the function is not compiled.
+    On TensorFlow the compiler is ``tf.function``. On JAX it is ``jax.jit``; there, tracing finds
+    the Keras variables that the step reads and writes. Their old values are donated to the compiled
+    step, so no copies of them are made. On PyTorch the compiler is ``torch.compile`` if
+    `jit_compile` is True; otherwise the function is not compiled.
 
     Example::
 

@@ -60,11 +60,11 @@ class CommunicationImplementation(enum.Enum):
 class CommunicationOptions:
     """How a collective communicates.
 
-    On TensorFlow, the options of the strategy apply when workers sum gradients; in `fit`, the job's
-    time-out (``KERASDIST_MEETING_TIMEOUT``) replaces `timeout_seconds`. On PyTorch, only
-    `bytes_per_pack` and `compression` of the strategy's options have an effect. On JAX no option
-    has an effect, because XLA decides how to communicate. An option without effect causes a
-    warning; `compression` causes an error where it is not supported.
+    On TensorFlow, the options given to the strategy apply when workers sum gradients. In `fit`,
+    however, the job's time-out (``KERASDIST_MEETING_TIMEOUT``) replaces `timeout_seconds`. On
+    PyTorch, only `bytes_per_pack` and `compression` of the strategy's options have an effect. On
+    JAX no option has an effect, because XLA decides how to communicate. An option without effect
+    causes a warning. On a backend that does not support `compression`, this option causes an error.
 
     Example::
 
@@ -146,7 +146,10 @@ def require_choice(argument: str, value: object, choices: Sequence[object]) -> N
 
 
 def member_of(kind: type[E], value: object, argument: str) -> E:
-    """Returns the member of `kind` whose name is `value`, or is the name of the member `value`."""
+    """Returns the member of the enum `kind` that `value` names, in any case of letters.
+
+    `value` is a name, or a member of any enum, such as TensorFlow's; then the member's name counts.
+    """
     name: Any = value.name if isinstance(value, enum.Enum) else value
     if isinstance(name, str) and name.upper() in kind.__members__:
         return kind[name.upper()]

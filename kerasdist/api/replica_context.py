@@ -33,7 +33,10 @@ class LocalBatch:
     weight: Any
 
     def note_in(self, error: Exception) -> None:
-        """Adds a note to an error about shapes: how many rows of the batch the replica has."""
+        """If an error is about shapes, adds a note that says how many rows the replica has.
+
+        A replica that has all rows of the batch gets no note.
+        """
         is_known = isinstance(self.size, int) and isinstance(self.total, int)
         of_shapes = ("shape", "dimension", "size of tensor")
         if is_known and self.size == self.total:
@@ -80,7 +83,7 @@ class ReplicaContext(ReplicaLike, EarlierNames):
     # The following fields are for kerasdist itself.
     collectives: Collectives = field(default_factory=SoleReplica, repr=False)
     local_batch: LocalBatch | None = field(default=None, repr=False)
-    # The `with` blocks that are open on this context.
+    # The contexts that `__enter__` has entered and `__exit__` has not left yet.
     _entered: list[AbstractContextManager[None]] = field(default_factory=list, repr=False)
 
     @property
@@ -104,8 +107,8 @@ class ReplicaContext(ReplicaLike, EarlierNames):
         All replicas must call this method, with the same function.
 
         Args:
-            merge_fn: A function of the strategy and the arguments. Each argument is a distributed
-                value that holds the arguments of all replicas.
+            merge_fn: The function. It gets the strategy, and then each argument as a distributed
+                value with one component from each replica.
             args: This replica's arguments.
             kwargs: This replica's keyword arguments.
 

@@ -93,7 +93,7 @@ def get_replica_context() -> ReplicaContext | None:
             return kd.get_replica_context().all_reduce("SUM", keras.ops.ones(()))
 
 
-        strategy.run(on_replica)  # the number of replicas, on each
+        strategy.run(on_replica)  # each replica returns the number of replicas
 
     Returns:
         The `ReplicaContext` of the replica, in a function that `Strategy.run` calls and in the code
@@ -140,9 +140,12 @@ def print(*values: Any, **options: Any) -> None:
 
 @cache
 def _is_chief_by_environment() -> bool:
-    """Returns whether the environment makes this process the chief, before a job is joined."""
+    """Returns whether this process has no job, or will be the chief of its job.
+
+    The environment, such as ``TF_CONFIG``, says so. `print` asks this until a job is joined.
+    """
     try:
         resolver = detection.detect()
-    except KerasdistError:  # making the strategy raises this error later
+    except KerasdistError:  # the user will get this error when the strategy is made
         return True
     return resolver is None or resolver.membership().is_chief

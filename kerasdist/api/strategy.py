@@ -176,7 +176,8 @@ class Strategy(EarlierNames):
             options: A `RunOptions` or ``tf.distribute.RunOptions``. No backend needs these options.
 
         Returns:
-            The function's result, with a `PerReplica` at each leaf.
+            The function's result, with a `PerReplica` at each leaf. With one replica, the
+            function's result itself.
 
         Raises:
             ValueError: If `args` is not a tuple or list.
@@ -306,7 +307,7 @@ class Strategy(EarlierNames):
     def distribute_datasets_from_function(
         self, dataset_fn: Callable[[InputContext], Any], options: InputOptions | None = None
     ) -> Any:
-        """Returns a distributed dataset of replicas' batches, from datasets that a function makes.
+        """Returns a distributed dataset whose batches come from datasets that a function makes.
 
         Args:
             dataset_fn: Takes an `InputContext` and returns a dataset, whose batches each go to one
@@ -372,14 +373,14 @@ class Strategy(EarlierNames):
 
     @cached_property
     def sole_replica_context(self) -> ReplicaContext:
-        """The replica context of code that has the rows of all replicas, as `fit` on JAX has."""
+        """The context of code that runs once, with the rows of all replicas, as in `fit` on JAX."""
         return ReplicaContext(self, 0, self.num_replicas_in_sync)
 
     def _for_all_workers(self, call: str, *, counts: bool = False) -> AbstractContextManager[None]:
         """Returns a context in which errors that a lost worker causes become WorkerLostError.
 
-        With `counts`, this method counts one step of the job. `run` passes False, because it counts
-        its steps elsewhere.
+        With `counts`, this method counts one step of the job. `run` leaves `counts` False, because
+        the backend counts the steps of `run`.
         """
         job = None if self.replica_set is None else self.replica_set.job
         if job is None:
@@ -409,7 +410,10 @@ class Strategy(EarlierNames):
 @final
 @dataclass(frozen=True, eq=False)
 class _Scope(contextlib.ContextDecorator, AbstractContextManager[Strategy]):
-    """The context manager of `Strategy.scope`; `entered` holds each thread's open contexts."""
+    """The context manager of `Strategy.scope`.
+
+    Each thread has its own list in `entered`, with the contexts that it entered and has not left.
+    """
 
     strategy: Strategy
     entered: threading.local = field(default_factory=threading.local)

@@ -35,7 +35,7 @@ def _base_of_adapters() -> type:
 
 
 def _make_adapter(kind: type, *_: object, **__: object) -> Any:
-    """Makes an adapter that is also an instance of the base class of Keras's adapters."""
+    """Makes an adapter whose class derives from `kind` and from the base of Keras's adapters."""
     return object.__new__(with_base(kind, _base_of_adapters()))
 
 
@@ -50,7 +50,7 @@ def is_data_adapter(source: object) -> TypeGuard[Any]:
     return isinstance(source, _base_of_adapters())
 
 
-# The attribute, set on an adapter of Keras, with the source from which Keras made the adapter.
+# The attribute of an adapter of Keras in which kerasdist notes the arguments of `get_data_adapter`.
 _GIVEN = "_kerasdist_given"
 
 
@@ -152,7 +152,10 @@ def batches(dataset: object) -> Iterator[Any]:
 
 
 def spec_of_rows(leaf: Any) -> Any:
-    """Returns a KerasTensor with an array's type and shape, and None as the number of rows."""
+    """Returns a KerasTensor with an array's type and shape, and None as the number of rows.
+
+    Scalars and objects without a shape have no rows, and are returned as they are.
+    """
     if len(getattr(leaf, "shape", ())) == 0:
         return leaf
     dtype = keras.backend.standardize_dtype(leaf.dtype)
@@ -209,10 +212,10 @@ def set_epochs_read(adapter: Any, epochs: int | None) -> None:
 
 
 def reads_aside(adapter: object) -> bool:
-    """Returns whether TensorFlow reads ahead by running Python code in another thread."""
+    """Returns whether TensorFlow prefetches batches by running Python code in another thread."""
     if backend_name() != "tensorflow":
         return False
-    source = _given(adapter).source  # TensorFlow prefetches from the two kinds below
+    source = _given(adapter).source  # it prefetches from the two kinds in the next line
     return isinstance(source, PyDataset) or inspect.isgenerator(source)
 
 
@@ -233,7 +236,7 @@ def leave_accelerators() -> None:
     for kind in ("GPU", "TPU"):
         devices = config.list_physical_devices(kind)
         if devices and not _is_configured(config, devices, kind):
-            with contextlib.suppress(RuntimeError):  # TensorFlow has started
+            with contextlib.suppress(RuntimeError):  # raised if TensorFlow has already started
                 config.set_visible_devices([], kind)
 
 
@@ -256,7 +259,7 @@ def tensorflow_of(dataset: object) -> Any | None:
 
 
 def auto_shard_policy(dataset: Any) -> str | None:
-    """Returns the auto-shard policy in the options of a ``tf.data`` dataset; None for others."""
+    """Returns the auto-shard policy in a ``tf.data`` dataset's options; None for other data."""
     if tensorflow_of(dataset) is None:
         return None
     return dataset.options().experimental_distribute.auto_shard_policy.name
@@ -297,9 +300,9 @@ def equal_batches(dataset: Any) -> EqualBatches | None:
 
 
 def every_nth_file(dataset: Any, shards: int, index: int) -> tuple[Any, str | None]:
-    """Returns a pipeline that reads every `shards`-th file of a dataset, and None.
+    """Returns two values: a pipeline that reads every `shards`-th file of a dataset, and None.
 
-    If TensorFlow cannot divide the dataset by files, returns None and the reason.
+    If TensorFlow cannot divide the dataset by files, returns None and the reason instead.
     """
     tf = sys.modules["tensorflow"]
     try:

@@ -214,7 +214,7 @@ def value_of(tensor: keras.KerasTensor, variable_of: Callable[[keras.KerasTensor
 
 
 def _nodes_of(model: Any) -> set[int]:
-    """Returns the ids of the nodes between a model's outputs and its inputs."""
+    """Returns the ids of a model's nodes: those on the way from its outputs back to its inputs."""
     found: set[int] = set()
     inputs = set(map(id, keras.tree.flatten(model.inputs)))
     waiting = [*keras.tree.flatten(model.outputs), *keras.tree.flatten(model.inputs)]
@@ -315,7 +315,8 @@ def _held_in(owners: Iterable[Any], kind: type[Any], depth: int = 0) -> list[Any
 _DEPTH = 3
 
 
-# Workers compare the versions of these packages, but not their code.
+# Functions and classes of these packages do not count as a user's. Workers compare the versions of
+# the packages, but not their code.
 PACKAGES = frozenset(
     {"abc", "builtins", "jax", "keras", "kerasdist", "numpy", "tensorflow", "torch", "typing"}
 )
@@ -365,10 +366,10 @@ def loss_ids_on(layer: Any) -> set[int]:
 
 
 def is_of_examples(metric: Any) -> bool:
-    """Returns whether a metric has a class of Keras that computes a value for each example.
+    """Returns whether a metric's class is one of Keras's that compute a value for each example.
 
-    When this function is called, the metric's constructor has not stored the metric's function yet.
-    So the name of the class decides.
+    The class's name decides, because this function is also called while the metric's constructor
+    runs, before the constructor has stored the metric's function.
     """
     kind = type(metric)
     letters = {name.replace("_", "") for name in _AXES}
@@ -409,7 +410,10 @@ def require_scaling(*, in_fit: bool) -> None:
 
 
 def register_tree_node(kind: type[Any]) -> None:
-    """Lets `keras.tree` flatten and rebuild objects of a class; their leaves are in `values`."""
+    """Lets `keras.tree` flatten and rebuild objects of a class.
+
+    The attribute `values` of an object has the object's leaves.
+    """
     # Keras has a module for each tree library. `tree` is the module for the library in use.
     tree: Any = internals.TREE.value if internals.TREE.is_there() else None
     if hasattr(tree, "torch_tree"):

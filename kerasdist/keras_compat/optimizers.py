@@ -72,8 +72,8 @@ def apply_combined_gradients(optimizer: Any, gradients: list[Any], variables: An
     An `apply` that a user defines is not called here, because it has already run in each replica.
     """
     if isinstance(optimizer, LossScaleOptimizer):
-        # On TensorFlow, `LossScaleOptimizer.apply` works only in a replica. So the private method
-        # is called that `LossScaleOptimizer.apply` calls there.
+        # On TensorFlow, `LossScaleOptimizer.apply` works only in a replica. So this line calls the
+        # private method `_common_apply`, which does the work of `apply`.
         internals.APPLY_SCALED.of(optimizer)(gradients, variables)
     else:
         keras.Optimizer.apply(optimizer, gradients, variables)
@@ -152,7 +152,8 @@ def referenced_variables(
     """Returns, for each variable of an optimizer, the model's variable to which it belongs.
 
     Keras relates the two variables only by their paths. The path of an optimizer's variable has the
-    path of the model's variable in it, with underscores, followed by a name such as ``momentum``.
+    path of the model's variable in it, with underscores in place of slashes, followed by a name
+    such as ``momentum``. For a variable that belongs to no weight, the variable itself is returned.
     """
     by_prefix = {f"{one.path.replace('/', '_')}_": one for one in variables}
 

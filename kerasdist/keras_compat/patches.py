@@ -52,7 +52,7 @@ class Patch:
             internal.
         reason: The purpose of the patch.
         backends: The backends on which the patch is applied; all, if empty.
-        stands_for: The patch is applied only if this internal is missing; None for always.
+        stands_for: If this is an internal, the patch is applied only where Keras lacks it.
     """
 
     functions: tuple[str, ...]
@@ -93,7 +93,7 @@ _LOSS = "keras.losses:CosineSimilarity"
 _TORCH, _BY_REPLICA = ("torch",), ("tensorflow", "torch")
 
 INHERITED = (f"{_MODEL}.compile", f"{_LOSS}.call")
-"""Methods that are replaced in the class from which the class in the path inherits them."""
+"""Methods that the class in the path inherits, and that are replaced where they are defined."""
 
 BASES = (_MODEL, _LAYER, _OPTIMIZER, _VARIABLE)
 """The public classes of Keras to which a base class may be added, by their ``__bases__``."""
@@ -136,8 +136,9 @@ PATCHES: tuple[Patch, ...] = (
     _at(internals.CUSTOM_GRADIENT, "custom_gradient", "the gradient runs in its replica"),
     *_of(_TORCH_MODULE, "parameters", "the replica's parameters", "module_parameters", _TORCH),
     *_of(_TORCH_MODULE, "call", "calls the replica's module", "module_call", _TORCH),
-    # Keras compares a model's `compile` with `compile` of Keras's trainer class, and treats another
-    # method as overridden. So `compile` is replaced in the trainer class itself.
+    # Keras compares a model's `compile` with the `compile` of Keras's trainer class. If they
+    # differ, Keras takes the model's `compile` for a user's own. So `compile` is replaced in the
+    # trainer class itself.
     *_of(_MODEL, "compile", "optimizer and metrics belong to the model's strategy"),
     # Methods that a model gets from an extra base class.
     *_of(_MODEL, "__new__", "a model remembers the strategy of its scope", "model_created"),
@@ -196,8 +197,8 @@ REFUSALS: tuple[Patch, ...] = (
 """Patches that refuse a call, if Keras lacks the internal without which the call would go wrong."""
 
 
-# Keras's own functions, by the id of the module or class that has each, and its name there; of
-# properties, the getters.
+# Keras's own functions, in whose place others run; for a property, its getter. A key consists of
+# the id of the module or class that had the function, and of the function's name there.
 _originals: dict[tuple[int, str], Function] = {}
 
 # The functions that run in place of Keras's, by their names in the table.
@@ -245,7 +246,8 @@ def _put_in(patch: Patch, path: str) -> None:
         _patched.add(path)
         _replace(patch, next(one for one in owner.__mro__ if name in vars(one)), name, now)
     elif owner_path in BASES and (name == "__new__" or not _is_defined(owner, name)):
-        # `Model.__new__` stays: it calls the `__new__` of the next class, the added base class.
+        # Keras's `Model.__new__` need not be replaced, because it calls the `__new__` of the next
+        # class, which is the added base class.
         _patched.add(f"{owner_path}.__bases__")
         base = _base_of(owner_path, owner)
         rest = owner.__mro__[owner.__mro__.index(base) + 1 :]
@@ -256,7 +258,10 @@ def _put_in(patch: Patch, path: str) -> None:
 
 
 def _is_defined(owner: Any, name: str) -> bool:
-    """Returns whether Keras itself defines a method in a class, and not another library."""
+    """Returns whether Keras defines a method in a class itself, and not in a base class.
+
+    A method that another library has set on the class does not count.
+    """
     own = undecorated(vars(owner).get(name))
     return (id(owner), name) in _originals or is_builtin(own)
 
@@ -272,7 +277,10 @@ def _base_of(path: str, owner: Any) -> type:
 
 
 def _replace(patch: Patch, owner: Any, name: str, now: Any) -> None:
-    """Replaces an attribute of the owner, which may be inherited, by functions of the patch."""
+    """Replaces an attribute of a class or module by those functions of a patch that are installed.
+
+    `now` is the present attribute, which the owner may have inherited.
+    """
     original = call = _originals.setdefault((id(owner), name), undecorated(now))
     listed = [_installed[one] for one in patch.functions if one in _installed]
     for function in reversed(listed):

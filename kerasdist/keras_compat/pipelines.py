@@ -27,7 +27,8 @@ Begun = Callable[[Callable[[], Any]], Any]
 The argument is a function that makes the source's own iterator.
 """
 
-# `tf.data.experimental.ExternalStatePolicy.IGNORE`; kerasdist itself warns about lost state.
+# The number of `tf.data.experimental.ExternalStatePolicy.IGNORE`: TensorFlow does not warn about
+# state that it cannot save, because kerasdist itself warns about it.
 _IGNORE = 1
 
 # `_DRAWS`: operations that draw random numbers from their own seed, new ones in each iteration.
@@ -208,7 +209,10 @@ class _Followed:
 
 
 def _followed_by_grain(source: Any, begun: Begun) -> Any:
-    """Returns a Grain dataset that does the same as `_Followed`; Keras needs its method `map`."""
+    """Returns a Grain dataset that does the same as `_Followed`.
+
+    `_Followed` does not suffice here, because Keras calls the method `map` of a Grain dataset.
+    """
     grain: Any = sys.modules["grain"]
 
     class Iterating(grain.DatasetIterator):

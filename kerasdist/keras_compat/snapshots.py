@@ -78,7 +78,7 @@ class Snapshot:
             self.discard()
 
     def discard(self) -> None:
-        """Removes the temporary files."""
+        """Removes the temporary files of the snapshot's assets."""
         if self._assets is not None:
             self._assets.close()
 
@@ -91,8 +91,8 @@ class Snapshot:
         with zipfile.ZipFile(path, "w") as archive:
             archive.writestr(_METADATA, metadata)
             archive.writestr(_CONFIG, config)
-            # Keras makes the file of weights in memory or on disk. The same is done here, because
-            # HDF5 lays out a file in memory differently.
+            # Keras makes the file of weights in memory if it fits, else on disk. The same is done
+            # here, because HDF5 gives a file that is made in memory another layout.
             if self._fits_in_memory:
                 self._write_weights(file(_WEIGHTS, archive=archive, mode="w"))
             else:

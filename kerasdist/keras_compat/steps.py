@@ -56,7 +56,7 @@ def is_state_synced(model: Any) -> bool:
 
 
 def state_of(model: Any) -> Any:
-    """Returns the values that steps have taken out of the variables; None if no step has."""
+    """Returns the values that steps have taken out of the variables; None if there are none."""
     return getattr(model, internals.JAX_STATE.attribute, None)
 
 

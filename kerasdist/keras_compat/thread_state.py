@@ -14,8 +14,8 @@ from kerasdist.core.internals import Internal
 from kerasdist.keras_compat import internals
 from kerasdist.keras_compat.internals import SEED_GENERATOR
 
-# "scope": the result of `name_of_scope`, which compiled steps read. It is in a dictionary and not
-# behind a cached function, because torch's compiler would trace the function's body.
+# The entry "scope" is the result of `name_of_scope`, which compiled steps read. A dictionary is
+# used instead of `functools.cache`, because torch's compiler would trace the function's body.
 KNOWN: dict[str, str | None] = {}
 
 
@@ -48,7 +48,10 @@ def paste_thread_state(state: dict[str, Any]) -> None:
 
 
 def name_of_scope() -> str | None:
-    """Returns the name of the state's entry with the open stateless scope; None if not found."""
+    """Returns the name of the entry in which Keras keeps the open stateless scope.
+
+    Returns None if this version of Keras keeps the scope elsewhere.
+    """
     if "scope" not in KNOWN:
         KNOWN["scope"] = None
         if internals.THREAD_STATE.is_there():
@@ -116,9 +119,10 @@ def is_seeded(seed: object) -> bool:
 
 
 def has_no_seed_generator() -> bool:
-    """Returns whether Keras makes a generator of seeds for this thread's next draw without a seed.
+    """Returns whether this thread's next draw without a seed will make a generator of seeds.
 
-    Returns False if this Keras has no such generators; `draw_seed` then refuses draws in replicas.
+    Keras makes one generator per thread. Returns False if this version of Keras has no such
+    generators; `draw_seed` then refuses draws in replicas.
     """
     return SEED_GENERATOR.path is not None and of_thread(SEED_GENERATOR) is None
 

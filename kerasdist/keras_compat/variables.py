@@ -32,7 +32,7 @@ def change_aggregation(variable: Any, aggregation: str, value: Any) -> None:
 def set_replication(variable: Any, synchronization: str, aggregation: str) -> None:
     """Sets how replicas synchronize and aggregate a variable.
 
-    The framework's variable follows only after `reinitialize` has made it again.
+    The framework's own variable inside of `variable` changes only when `reinitialize` replaces it.
     """
     internals.SYNCHRONIZATION.set(variable, synchronization)
     internals.AGGREGATION.set(variable, aggregation)
@@ -45,7 +45,10 @@ def reinitialize(variable: keras.Variable) -> None:
 
 @contextmanager
 def in_trial(trial: object) -> Iterator[None]:
-    """Lets this thread use a trial's copies of variables, or the variables if `trial` is None."""
+    """Lets the code in the block use a trial's copies of variables; without a trial, the variables.
+
+    Open stateless scopes are ignored.
+    """
     with replaced(current, "trial", trial), outside_stateless_scopes():
         yield
 
@@ -72,7 +75,10 @@ def outside_stateless_scopes() -> Iterator[None]:
 
 
 class InnerScope(keras.StatelessScope):
-    """A stateless scope that leaves assignments to the enclosing scope; without one, it assigns."""
+    """A stateless scope that passes assignments on to the stateless scope around it.
+
+    If there is no scope around it, an assignment changes the variable at once.
+    """
 
     def add_update(self, update: tuple[Any, Any]) -> None:
         """Assigns to a variable as if this scope were not open."""
@@ -111,7 +117,10 @@ def stored_value(variable: keras.Variable) -> Any:
 
 
 def value_reader() -> Callable[[keras.Variable], Any]:
-    """Returns a function that reads stored values, for use until a trial begins or ends."""
+    """Returns a function that reads stored values.
+
+    The caller may use the function until a trial begins or ends; then another function is needed.
+    """
     return attrgetter("_value") if current.trial is None else current.trial.get_current_value
 
 
@@ -131,7 +140,10 @@ def store_value(variable: Any, value: Any) -> None:
 
 
 def store_values(variables: Sequence[keras.Variable], values: Sequence[Any]) -> None:
-    """Sets stored values of variables (see `store_value`); an interrupt cannot set only some."""
+    """Sets the stored values of variables (see `store_value`).
+
+    If the user interrupts the program, either all of the values are set or none.
+    """
     # All values are set in one call of C code, and Python raises KeyboardInterrupt only between
     # bytecode instructions.
     deque(map(setattr, variables, repeat("_value"), values), maxlen=0)

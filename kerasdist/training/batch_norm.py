@@ -49,7 +49,11 @@ def layer_created(original: Original, layer: Any, *args: Any, **kwargs: Any) -> 
 
 
 def statistics_options(options: dict[str, Any]) -> dict[str, Any]:
-    """Returns a variable's arguments, changed so that replicas average moving statistics."""
+    """Returns the arguments with which a variable is made.
+
+    If the variable holds moving statistics of BatchNormalization, the arguments are changed so that
+    the replicas average the statistics.
+    """
     strategy = scoped_strategy()
     if options.get("trainable", True) or strategy is None or strategy.num_replicas_in_sync == 1:
         return options
@@ -61,10 +65,10 @@ def statistics_options(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _synchronization(batch_norm: str | None) -> str:
-    """Returns how moving statistics, which are means over the replicas, are synchronized.
+    """Returns the `synchronization` of moving statistics, which are means over the replicas.
 
-    With ``"per_replica"`` each assignment stores the mean of the replicas' values, which `fit`
-    weights by rows. Otherwise a read computes the mean.
+    With ``"per_replica"`` each assignment computes the mean of the replicas' values, which `fit`
+    weights by rows. Otherwise each read of the variable computes the mean.
     """
     return "auto" if batch_norm == "per_replica" else "on_read"
 
@@ -182,7 +186,8 @@ def combined(counts: Any, means: Any, squares: Any, added: float) -> tuple[Any, 
     """Returns the mean and the variance of all replicas' values together.
 
     Args:
-        counts: The number of values of each replica; in all three arrays, axis 0 is the replica.
+        counts: The number of values of each replica. In this array and the next two, axis 0 is the
+            replica.
         means: The mean of each replica's values.
         squares: The sum of the squared deviations of each replica's values from their mean.
         added: A number that is added to the count of all values.
@@ -206,6 +211,9 @@ def _of_some(inputs: Any, axes: Sequence[int], mask: Any) -> tuple[Any, Any, Any
 
 
 def _number(inputs: Any, axes: Sequence[int]) -> Any:
-    """Returns the number of values per channel: an int, or a scalar for a dynamic shape."""
+    """Returns the number of values per channel.
+
+    It is an int, or a scalar tensor if the shape is not known before the step runs.
+    """
     number = math.prod([ops.shape(inputs)[axis] for axis in axes])
     return number if isinstance(number, int) else ops.cast(number, inputs.dtype)

@@ -29,7 +29,8 @@ def bind(instance: object, front: type, *behind: type) -> None:
         _set_class(instance, _bound_class(type(instance), front, behind))
 
 
-# `object.__setattr__` would call the property of a class that is already bound.
+# Sets an object's real class. If the object is already bound, `object.__setattr__` would call the
+# property ``__class__`` instead.
 _set_class: Any = vars(object)["__class__"].__set__
 
 
@@ -47,7 +48,8 @@ def _bound_class(own: Any, front: type, behind: tuple[type, ...]) -> type:
 
             def reduce(instance: object) -> tuple[object, ...]:
                 function, *rest = own.__reduce__(instance)
-                # Keras returns a method of the bound class, which pickle cannot find by its name.
+                # `function` is a method of the bound class, which pickle cannot find by its name.
+                # So the same method of `own` is returned.
                 return (getattr(own, function.__name__), *rest)
 
             body["__reduce__"] = reduce

@@ -86,7 +86,7 @@ def install() -> None:
 
 @cache
 def _install_trainer(trainer_class: type[ReplicatedTrainer]) -> None:
-    """Installs hooks for the methods of a model in whose place a trainer's methods run."""
+    """Installs hooks that call methods of a model's trainer in place of the model's methods."""
     names = (*STEPS, *trainer_class.HOOKED)
     keras_compat.install(**{name: _by_trainer(name) for name in names})
 
@@ -214,9 +214,9 @@ def _fit(original: Original, trainer: TrainerLike, call: inspect.BoundArguments)
 
 
 def _set_verbosity(trainer: TrainerLike, given: dict[str, Any]) -> None:
-    """Lets only the chief of a job print; there ``verbose="auto"`` is one line per epoch.
+    """Lets only the chief of a job print.
 
-    In a job, launchers show no progress bar.
+    In a job ``verbose="auto"`` means one line per epoch, because launchers show no progress bar.
     """
     job = trainer.replicas.job
     if job is not None and not job.is_chief:
@@ -261,7 +261,7 @@ def _plain(
 def _adapt(
     trainer: TrainerLike, given: dict[str, Any], steps: int | None, position: Position | None = None
 ) -> None:
-    """Puts one data adapter in the place of the arguments that hold data, as Keras's loop does."""
+    """Replaces the arguments that hold data, such as `x` and `y`, by one data adapter in `x`."""
     taken = ("y", "sample_weight", "shuffle", "class_weight")
     arguments = {name: given[name] for name in taken if name in given}
     arguments.update(batch_size=given["batch_size"], steps_per_epoch=steps)
@@ -321,7 +321,7 @@ def _scale_by_optimizer(original: Original, optimizer: keras.Optimizer, loss: ob
 
 
 def _scale_loss(scale: Callable[[Any, int], Any], original: Original, value: Any) -> Any:
-    """Divides a mean loss by the number of replicas, or undoes that, as `scale` does.
+    """Divides a mean loss by the number of replicas, or multiplies it if `scale` is `mul`.
 
     Keras itself does this only on TensorFlow.
     """

@@ -71,7 +71,10 @@ def clear_losses(original: Callable[..., Any], layer: keras.Layer) -> None:
 
 
 def hand_over(replicas: Sequence[ReplicaLike]) -> None:
-    """Stores the mean over the replicas of each added loss on its layer, for `layer.losses`."""
+    """Stores the losses of `add_loss` on their layers, so that users find them in `layer.losses`.
+
+    Of each loss, the weighted mean over the replicas is stored. A trial stores nothing.
+    """
     if current.trial is not None:
         return
     everyones = [replica.layer_losses for replica in replicas]
@@ -90,7 +93,9 @@ def hand_over(replicas: Sequence[ReplicaLike]) -> None:
 def _of_replica() -> dict[int, tuple[Any, list[Any]]] | None:
     """Returns the losses that kerasdist keeps for the current replica; None if Keras keeps them."""
     replica, scope = current.replica, keras_compat.get_stateless_scope()
-    if replica is None:  # a trial, a step on one device for a comparison, has a scope of its own
+    if replica is None:
+        # Outside of replicas, only a trial keeps these losses itself. A trial is a training step on
+        # copies of the variables, here on one device.
         return None if scope is None or scope is not current.trial else scope.layer_losses
     if scope is None:
         # No other replica shares the layers of a single replica, so Keras's own list is used.
@@ -135,7 +140,9 @@ def _function_of_global_batch(own: Callable[[Any], Any]) -> Callable[[Any], Any]
 
 def prepare(model: keras.Model) -> None:
     """Makes the activity regularizers in a model compute on the rows of all replicas."""
-    _ = internals.LOSSES.attribute  # Found now, because torch's compiler cannot follow the search.
+    # The first use searches Keras for this name. It is done now, because torch's compiler cannot
+    # follow the search.
+    _ = internals.LOSSES.attribute
     for layer in [model, *keras_compat.flat_layers(model)]:
         own = layer.activity_regularizer
         if own is None or type(own) in _MEANS or isinstance(own, GlobalBatchRegularizer):

@@ -115,14 +115,17 @@ def _bind(metric: keras.Metric) -> None:
 
 
 class KnownValues(keras_compat.InnerScope):
-    """A scope in which some variables have given values; the outer scope handles the others."""
+    """A scope in which reads of some variables return given values.
+
+    Reads of other variables, and all assignments, go to the scope around it.
+    """
 
     def __init__(self, values: Iterable[tuple[Any, Any]]) -> None:
         super().__init__(values, initialize_variables=False)
         self.own = frozenset(self.state_mapping)
 
     def get_current_value(self, variable: keras.Variable) -> Any:
-        """Returns a variable's given value, else the value of the outer scope."""
+        """Returns a variable's given value, or else its value in the scope around this one."""
         if id(variable) in self.own or self.original_scope is None:
             return super().get_current_value(variable)
         return self.original_scope.get_current_value(variable)
@@ -151,7 +154,7 @@ def summed(replica: ReplicaLike, metrics: Iterable[Any]) -> Iterator[None]:
 
 
 class GlobalBatchMetric:
-    """A mixin for a metric whose state might not be a sum: each update gets the global batch."""
+    """A mixin that updates a metric with the global batch, because its state may be no sum."""
 
     def update_state(self, *args: object, **kwargs: object) -> Any:
         """Updates the state with the rows of all replicas, all of which must call this method."""
@@ -164,7 +167,10 @@ class GlobalBatchMetric:
             return super().update_state(*args, **kwargs)  # type: ignore[misc]
 
     def add_variable(self, *args: object, **kwargs: object) -> Any:
-        """Makes a state variable, whose value is replica 0's, as all replicas get all rows."""
+        """Makes a state variable that counts only once: all replicas get all rows.
+
+        So a read returns the value of replica 0, and does not add the values of the replicas.
+        """
         kwargs["aggregation"] = "only_first_replica"
         return super().add_variable(*args, **kwargs)  # type: ignore[misc]
 
@@ -177,7 +183,8 @@ def metrics_of(model: Any) -> Iterator[Any]:
         elif metric.built:
             yield from metric.metrics
         else:
-            trainer = trainer_of(model)  # None for a model that shares a strategy's layers
+            # None if only the layers of the model belong to a strategy
+            trainer = trainer_of(model)
             given = [] if trainer is None else trainer.given_metrics
             yield from (one for one in given if isinstance(one, keras.metrics.Metric))
 
@@ -221,10 +228,11 @@ def metric_created(
 def _mixes(
     metric: keras.Metric, function: Any, arguments: dict[str, Any], y_true: Any, y_pred: Any
 ) -> bool:
-    """Returns whether a metric's function may mix rows; a user's does if it returns a scalar.
+    """Returns whether a metric's function may mix rows.
 
-    All replicas must come to the same answer. With a single row any function may return a scalar,
-    so a function that gets a single row is called with this row twice.
+    A user's function may mix rows if it returns a scalar. All replicas must come to the same
+    answer. With a single row any function may return a scalar, so in this case the function is
+    called with the row twice.
     """
     if keras_compat.is_builtin(function):
         return keras_compat.mixes_examples(function, arguments, y_pred)

@@ -74,7 +74,8 @@ def mean_over_rows(
         results: The results of this process's replicas, such as their logs.
         weights: The weights of these replicas.
         replicas: The numbers of these replicas.
-        sums: Returns the sums over all replicas, for lists of terms of this process's replicas.
+        sums: A function that adds values over all replicas. It gets lists, each with the terms of
+            this process's replicas, and returns one sum per list.
     """
     columns = list(zip(*map(flatten, results), strict=True))
     combined: list[Any] = [parts[0] for parts in columns]
@@ -97,11 +98,11 @@ def mean_over_rows(
 
 
 def call_loss(original: Callable[..., Any], loss: Any, y_true: Any, y_pred: Any) -> Any:
-    """Calls a loss that wraps a function; if Keras's function mixes examples, it gets all rows.
+    """Calls a loss object that wraps a function, such as `keras.losses.Dice`.
 
-    All replicas must call this function. Most functions that mix examples return one value for all
-    rows. Only `circle` returns a value for each row; then the values of this replica's rows are
-    returned.
+    If the function is one of Keras's that mix examples, it gets the rows of all replicas. All
+    replicas must make this call. Most functions that mix examples return one value for all rows.
+    Only `circle` returns a value for each row. Then the values of this replica's rows are returned.
     """
     replica = current.fit_replica
     if replica is None or getattr(loss.fn, "__name__", "") not in keras_compat.MIXING:
@@ -179,7 +180,10 @@ def reduce_loss(  # noqa: PLR0917  Keras's parameters
 
 
 def _own_divisor(sample_weight: object, mask: object, reduction: str, dtype: object) -> Any:
-    """Returns the divisor of a replica's loss; None if the number of examples is the divisor."""
+    """Returns the sum by which Keras divides a replica's loss, such as the sum of sample weights.
+
+    Returns None if Keras divides by the number of examples.
+    """
     if reduction in _MEANS:
         return None if mask is None else ops.sum(ops.cast(mask, dtype))
     if sample_weight is None and mask is None:

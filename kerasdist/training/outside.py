@@ -37,7 +37,11 @@ def require_one_distribution(strategy: object) -> None:
 
 
 def require_unwrapped() -> None:
-    """Refuses a model without a strategy if kerasdist cannot keep Keras from wrapping it in DDP."""
+    """Refuses a model without a strategy, in a job, if Keras would wrap the model in DDP.
+
+    Usually a patch prevents the wrapping. The model is refused only if this version of Keras lacks
+    the method that the patch replaces.
+    """
     wraps = keras_compat.internals.INITIALIZE_DDP
     is_here = keras_compat.backend_name() in wraps.backends
     if is_here and current_job() is not None and wraps.is_gone():

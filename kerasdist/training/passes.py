@@ -36,7 +36,7 @@ def rows_of(args: Sequence[Any]) -> int:
 
 
 def require_rows_alone(model: Any) -> None:
-    """Refuses, before a step runs, layers that depend on rows outside of a pass, or add losses."""
+    """Refuses layers that depend on rows outside of a pass or add losses, before a step runs."""
     for layer in keras_compat.flat_layers(model):
         if isinstance(layer, keras.layers.BatchNormalization) and layer.trainable:
             raise refused(f"layer={layer.name!r}, which normalizes by the whole global batch")
@@ -54,8 +54,8 @@ def require_nothing_kept(
 ) -> None:
     """Refuses a call that changes a seed, statistics or another state, or that adds a loss.
 
-    `changed` says whether the call has changed each non-trainable variable, and then each variable
-    of `metrics`.
+    `changed` has one entry for each non-trainable variable of the model, followed by one for each
+    variable in `metrics`: whether the call has changed this variable.
     """
     state = [*model.non_trainable_variables, *metrics]
     for variable, is_changed in zip(state, changed, strict=True):

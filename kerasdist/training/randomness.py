@@ -118,10 +118,9 @@ def draw_seed(
 
 
 def require_draws(model: Any) -> None:
-    """Refuses a model with random draws if the replicas could not draw different numbers.
+    """Refuses a model with random draws if this Keras lacks what different draws on replicas need.
 
-    `draw_seed` does not check this for all models, because Keras's dropout on PyTorch never calls
-    it.
+    `draw_seed` checks this too, but Keras's dropout on PyTorch never calls `draw_seed`.
     """
     if keras_compat.backend_name() != "jax" and keras_compat.seed_states(model):
         internals.RANDOM.require()

@@ -70,7 +70,8 @@ def save(
     all_read = trainer.replicas.reads_need_all_workers
 
     def write() -> None:
-        # `replacing` writes to the target of a link, so the target's folder is checked.
+        # If the path is a link, `whole_files.replacing` writes to the link's target. So the folder
+        # of the target is checked.
         if all_read and not (makes_folders or os.access(Path(path).resolve().parent, os.W_OK)):
             # The write below will fail before it reads a variable. The other workers wait for
             # this worker's reads, so this worker reads the variables here.
@@ -198,7 +199,8 @@ def _export(original: Original, model: keras.Model, path: str) -> None:
             )
     parent, symbols = Path(path).parent, _Symbols()
     parent.mkdir(parents=True, exist_ok=True)
-    # KerasHub writes to a temporary folder, because its file of weights has no weights yet.
+    # KerasHub writes to a temporary folder, because the file of weights that it writes here has no
+    # weights. `_write` replaces this file before the files are moved to `path`.
     with tempfile.TemporaryDirectory(prefix="unfinished-", dir=parent) as folder:
         with _without_weights(model, symbols) as entries:
             original(model, folder)
@@ -231,7 +233,7 @@ class _Seen:
         if name == merged:
             return getattr(type(layer), name).fget(self)
         found = symbols.of(getattr(layer, name))
-        if name == "weights" and isinstance(found, list):  # the first one is the adapted weight
+        if name == "weights" and isinstance(found, list):  # LoRA adapts the first weight
             return [getattr(self, merged), *found[1:]]
         return found
 
@@ -249,7 +251,10 @@ class _Symbols:
         self._known: dict[int, keras.KerasTensor] = {}
 
     def of(self, value: object) -> object:
-        """Returns `value` with a symbolic tensor for each variable, also in layers."""
+        """Returns `value` with a symbolic tensor in place of each variable.
+
+        This includes variables in lists and in layers, and those that a layer's methods return.
+        """
         if isinstance(value, keras.Variable):
             symbol = self._known.get(id(value))
             if symbol is None:
@@ -269,7 +274,11 @@ class _Symbols:
 def _without_weights(
     model: keras.Model, symbols: _Symbols
 ) -> Iterator[dict[str, keras.KerasTensor]]:
-    """Keeps KerasHub from writing weights; yields the weights by name, as symbolic tensors."""
+    """Keeps KerasHub from writing weights in the block, and yields a dictionary.
+
+    When KerasHub exports a model in the block, the dictionary gets the weights that KerasHub would
+    write, by name, as symbolic tensors.
+    """
     kind = type(getattr(model, "backbone", model)).__name__
     try:
         exporters = importlib.import_module(_EXPORTER).MODEL_EXPORTERS

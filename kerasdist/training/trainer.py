@@ -48,10 +48,10 @@ class ReplicatedTrainer(TrainerLike):
 
     Attributes:
         runs_builtin_steps: Whether no user-defined code changes what a step reports. The value is
-            known when the function of a step has been made.
+            False until `note_overrides` has determined it.
     """
 
-    # The table of patches lists the hooks under these names.
+    # The hooks for these methods have the same names in `PATCHES`, the table of patches.
     HOOKED: tuple[str, ...] = (
         "predict_on_batch",
         "get_metrics_result",
@@ -69,7 +69,7 @@ class ReplicatedTrainer(TrainerLike):
         """
 
     def make_function(self, name: str, original: Original, force: bool = False) -> Any:
-        """Makes the function that `fit`, `evaluate` or `predict` calls, unless the model has it.
+        """Returns the function that `fit`, `evaluate` or `predict` calls; makes it if necessary.
 
         `name` is a key of `STEPS`. With `force`, the function is always made anew.
         """
@@ -135,10 +135,10 @@ class ReplicatedTrainer(TrainerLike):
         return original(x, y, y_pred, *args, **kwargs)
 
     def get_metrics_result(self, original: Original) -> dict[str, Any]:
-        """Returns the results of the metrics; steps have already summed them over processes.
+        """Returns the results of the metrics, without a sum over processes: steps have summed them.
 
-        In a replica that runs Keras's own step, returns {}: Keras's step only returns the results,
-        and the trainer reads them after the step.
+        In a replica that runs Keras's own step, returns {}. Such a step does nothing with the
+        results but return them, so the trainer reads the metrics after the step instead.
         """
         replica = current.fit_replica
         if replica is None:

@@ -30,7 +30,7 @@ _ADVICE = (
 def given(replicas: ReplicaSet, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the facts about a call's arguments that must be equal on all workers."""
     job = replicas.job
-    # `evaluate` inside `fit`: its arguments were already compared with those of `fit`
+    # If `fit` calls `evaluate`, the arguments were already compared, with those of `fit`.
     if job is None or job.is_watched:
         return {}
     read = (arguments.get(name) for name in ("x", "validation_data"))
@@ -71,7 +71,9 @@ def calling(
     model, *_ = call.args
     is_inner = job.is_watched
     with job.translating_failures(name):
-        if is_inner:  # in `fit`, workers may have read different batches before this call
+        if is_inner:
+            # This call is made inside of another, such as `fit`. The batches that the outer call
+            # has read so far may differ between workers.
             replicas.first_batches.require_equal_since(f"the call of {name}")
         else:
             replicas.first_batches.history.clear()
@@ -95,10 +97,10 @@ def calling(
 
 @contextmanager
 def _in_call(job: Job, replicas: ReplicaSet, arguments: Mapping[str, Any]) -> Generator[None]:
-    """In this context, `replicas.is_in_call` is True.
+    """Sets two attributes of `replicas` while the block runs.
 
-    `replicas.batch_logs_matter` says whether any worker prints logs of batches, or has a callback
-    that gets them.
+    `is_in_call` is True. `batch_logs_matter` is True if any worker prints the logs of batches, or
+    has a callback that gets them.
     """
     outer = replicas.batch_logs_matter
     callbacks = arguments.get("callbacks")
