@@ -50,8 +50,8 @@ if TYPE_CHECKING:
 # The components of one value on the replicas of this process, in the replicas' order.
 Parts = Sequence[Any]
 
-# Makes an iterator of a dataset whose state backups can save. The argument of this function is the
-# function that makes the iterator if there are no backups.
+# A function that makes a dataset's iterator if there are backups, which save the iterator's state.
+# Its argument is the function that makes the iterator if there are no backups.
 Begin = Callable[[Callable[[], Any]], Any]
 
 
@@ -324,7 +324,7 @@ class WorkerGroup(Group):
         self.local = range(job.rank * len(own), (job.rank + 1) * len(own))
 
     def batches(self, adapter: Any, begin: Begin | None) -> tf.distribute.DistributedDataset:
-        """Returns a dataset of this worker's rows; from arrays, only these rows are read."""
+        """Returns a dataset of this worker's rows; if the data is arrays, reads only these rows."""
         if isinstance(adapter, WorkerBatches):
             return dataset_of_shards(adapter, begin)
         if not keras_compat.takes_rows(adapter):
