@@ -127,7 +127,7 @@ def axis_of_rows(tensor: Any, axis: int) -> int:
 
 
 def checked_axes(tensor: Any, axis: int | Sequence[int]) -> tuple[int, ...]:
-    """Returns one or several axes of a tensor, counted from 0."""
+    """Checks one or several axes of a tensor; returns them as a tuple, counted from 0."""
     several = axis if isinstance(axis, Sequence) else (axis,)
     axes = tuple(checked_axis(tensor, one) for one in several)
     if not axes or len(set(axes)) < len(axes):

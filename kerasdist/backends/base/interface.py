@@ -57,6 +57,7 @@ class ReplicaOptions:
         check: What to do if the first training step's results differ from the results on one
             device.
         sharding: Which variables are sharded: a `kerasdist.Sharding`, or a LayoutMap of Keras.
+            None: no variables.
         communication: How workers communicate.
         offload: Which variables stay in the host's memory. ``"optimizer"``: the optimizer's
             variables. None: no variables.

@@ -36,7 +36,8 @@ _MOST_PLACES = 4096
 _MOST_SHARED = 256
 _MISSING = object()
 
-# The changes of one replica: for the key of each `Place` that changed, its new contents.
+# The changes of one replica: the new contents of each `Place` that it has changed, by the key of
+# this place in `KeptState._places`.
 Changes = dict[Any, Any]
 
 

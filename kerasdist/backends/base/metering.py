@@ -180,7 +180,7 @@ class Meter(keras.callbacks.Callback):
         return self._windows[-1]
 
     def watch(self, watcher: Callable[[int], None]) -> None:
-        """Calls `watcher` with the number of steps so far after each call of the train function."""
+        """After each call of the train function, calls `watcher` with the number of steps so far."""
         self._watchers.append(watcher)
 
     def follow(self, adapter: Any) -> Any:

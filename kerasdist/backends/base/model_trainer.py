@@ -1,4 +1,4 @@
-"""What layers below `kerasdist.training` know of trainers, which run the steps of models."""
+"""What packages below `kerasdist.training` know of trainers, which run the steps of models."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TRAINER: Final = "_kerasdist_trainer"
 
 
 class TrainerLike(abc.ABC):
-    """The attributes and methods of a model's trainer that lower layers use.
+    """The attributes and methods of a model's trainer that packages below `training` use.
 
     Attributes:
         model: The Keras model.

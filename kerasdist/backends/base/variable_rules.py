@@ -85,7 +85,7 @@ def is_on_read(variable: keras.Variable) -> bool:
 
 
 def is_sum_on_read(variable: keras.Variable) -> bool:
-    """Returns whether a variable is read as the sum of its components; booleans have no sum."""
+    """Returns whether a variable is read as the sum of its components; False for booleans."""
     is_sum = is_on_read(variable) and variable.aggregation == "sum"
     return is_sum and keras_compat.stored_dtype(variable) != "bool"
 

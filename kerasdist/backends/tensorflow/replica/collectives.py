@@ -135,7 +135,7 @@ class TensorFlowCollectives(Collectives):
         self._deferred: dict[int | str, Deferred] = {}
 
     def differentiated_loss(self, loss: Any, *, is_weighted: bool) -> Any:
-        """Returns the loss. If `is_weighted`, differentiating it sets `_loss_is_weighted`."""
+        """Returns the loss. If `is_weighted`, its backward pass sets `_loss_is_weighted`."""
         if not is_weighted:
             return loss
 

@@ -130,7 +130,7 @@ class Group:
         self._all_reduce = all_reduce
 
     def batches(self, adapter: Any, begin: Begin | None) -> tf.distribute.DistributedDataset:
-        """Returns a dataset of an adapter's batches; with `begin`, backups save its iterator."""
+        """Returns a dataset of an adapter's batches; with `begin`, backups can save its iterator."""
         dataset = adapter.get_tf_dataset()
         if keras_compat.is_array_adapter(adapter):
             return self._iterated(untuned(dataset), begin)
@@ -233,7 +233,11 @@ class Group:
     def concatenation(
         self, parts: Parts, axis: int, *, equal_sizes: bool = False
     ) -> tuple[Any, list[Any]]:
-        """Concatenates all replicas' tensors; returns the result and the size of each tensor."""
+        """Concatenates all replicas' tensors; returns the result and the size of each tensor.
+
+        For sparse and ragged tensors no sizes are returned. With `equal_sizes` the tensors' sizes
+        must be static and equal, so workers need not exchange the sizes.
+        """
         check_alike(parts, axis)
         is_dense = not isinstance(parts[0], tf.SparseTensor | tf.RaggedTensor)
         return concat(parts, axis), [tf.shape(part)[axis] for part in parts] if is_dense else []
