@@ -180,7 +180,7 @@ class Meter(keras.callbacks.Callback):
         return self._windows[-1]
 
     def watch(self, watcher: Callable[[int], None]) -> None:
-        """After each call of the train function, calls `watcher` with the number of steps so far."""
+        """After each call of the train function, calls `watcher` with the count of steps so far."""
         self._watchers.append(watcher)
 
     def follow(self, adapter: Any) -> Any:

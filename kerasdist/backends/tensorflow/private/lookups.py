@@ -46,7 +46,7 @@ class Terms:
     is_merged: bool = False
 
     def gradient(self, sums: Sequence[Any]) -> Any:
-        """Makes the gradient from the sums of the terms, with as many components as the sums have."""
+        """Makes the gradient from the terms' sums, with as many components as the sums have."""
         if self.dense_shape is None:
             return merged(sums[0]) if self.is_merged else sums[0]
         held = list(map(components, sums))

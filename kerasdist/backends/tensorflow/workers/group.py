@@ -130,7 +130,7 @@ class Group:
         self._all_reduce = all_reduce
 
     def batches(self, adapter: Any, begin: Begin | None) -> tf.distribute.DistributedDataset:
-        """Returns a dataset of an adapter's batches; with `begin`, backups can save its iterator."""
+        """Returns a dataset of an adapter's batches; `begin` lets backups save its iterator."""
         dataset = adapter.get_tf_dataset()
         if keras_compat.is_array_adapter(adapter):
             return self._iterated(untuned(dataset), begin)
