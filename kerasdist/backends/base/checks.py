@@ -1,4 +1,8 @@
-"""Checks that all backends share: of callers' arguments, and of workers at a sharded variable."""
+"""Checks that all backends share.
+
+Most of them check arguments, such as the axis along which to gather. `meeting_at` checks that all
+workers do the same with a sharded variable.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +64,7 @@ def meeting_at(
 
 
 def differing_calls(received: str) -> ReplicaError:
-    """Returns the error for replicas of which each makes other calls."""
+    """Returns the error for replicas that do not all make the same calls."""
     return ReplicaError(
         f"Expected all replicas to do the same at the same time. Received: {received}. Replicas "
         "differ in their batch only: a branch that depends on the data must not decide whether "
@@ -79,9 +83,10 @@ def started_too_early(job: Job, framework: str) -> JobError:
 
 
 def count_hosts(sharding: Any, job: Job | None, replicas: int) -> int:
-    """Returns how many machines each hold all state; 1 if the devices of all machines divide it.
+    """Returns the number of machines, if the devices of each machine together hold all state.
 
-    Refuses machines with one device each. All workers must call this function.
+    Returns 1 if the state is divided over the devices of all machines. Refuses to divide state
+    within machines that have one device each. All workers must call this function.
     """
     if job is None or not isinstance(sharding, Sharding) or sharding.within is None:
         return 1
@@ -122,7 +127,7 @@ def axis_of_rows(tensor: Any, axis: int) -> int:
 
 
 def checked_axes(tensor: Any, axis: int | Sequence[int]) -> tuple[int, ...]:
-    """Returns one or several axes of a tensor, counted from 0."""
+    """Checks one or several axes of a tensor; returns them as a tuple, counted from 0."""
     several = axis if isinstance(axis, Sequence) else (axis,)
     axes = tuple(checked_axis(tensor, one) for one in several)
     if not axes or len(set(axes)) < len(axes):
@@ -157,7 +162,10 @@ def check_shapes(shapes: Sequence[Sequence[int | None] | None], axis: int | None
 
 @cache
 def check_communication(options: CommunicationOptions, on: str, heeded: tuple[str, ...]) -> None:
-    """Raises an error for compression, and warns of other set options, if not in `heeded`."""
+    """Checks that a backend uses the options that are set; `heeded` names the options it uses.
+
+    Raises an error if compression is set but not used. Warns if another option is set but not used.
+    """
     if options.compression is not None and "compression" not in heeded:
         raise UnsupportedError(
             f"Expected CommunicationOptions without compression on {on}. Received: "

@@ -81,15 +81,18 @@ class Collectives(abc.ABC):
         return None
 
     def all_moments(self, inputs: Any, axes: Sequence[int]) -> tuple[Any, Any] | None:
-        """Returns mean and variance of all replicas' rows, by a differentiable function.
+        """Returns the mean and variance of each channel over the rows of all replicas.
 
-        All replicas must call this method. The result is None on all replicas if the framework has
-        no such function.
+        The result is differentiable. All replicas must call this method. It returns None on all
+        replicas if the framework has no function of its own for this.
         """
         return None
 
     def equal_writes(self) -> AbstractContextManager[None]:
-        """Returns a context in which all replicas assign equal values, so they exchange nothing."""
+        """Returns a context for assignments of values that are equal on all replicas.
+
+        Inside of the context the replicas need not exchange the values that they assign.
+        """
         return nullcontext()
 
     @abc.abstractmethod
@@ -150,10 +153,10 @@ class Collectives(abc.ABC):
     def replaced_by_gradients(
         self, gradients: Sequence[Any], variables: Sequence[Any]
     ) -> dict[int, Any]:
-        """Returns the next values of variables whose "gradient" is their next value, by index.
+        """Returns the next values of variables with ``overwrite_with_gradient``, by their indices.
 
-        Float8 scales are such variables. The replicas' values are not added up: the largest of them
-        is returned. All replicas must call this method.
+        Float8 scales are such variables: their "gradient" is their next value. The replicas' values
+        are not added up: the largest of them is returned. All replicas must call this method.
 
         Args:
             gradients: This replica's gradients; None for a variable without a gradient.
@@ -186,13 +189,17 @@ class Collectives(abc.ABC):
 class SoleReplica(Collectives):
     """The collectives of a strategy's only replica, or of code that has the rows of all replicas.
 
-    Such code needs no exchange, so the sum or the concatenation over replicas is the tensor itself.
+    In both cases there is nothing to exchange. So the sum of a tensor over the replicas is the
+    tensor itself, and so is the concatenation.
     """
 
     def merge_call(
         self, strategy: StrategyLike, function: Callable[..., Any], given: Arguments
     ) -> Any:
-        """Calls the function in cross-replica context, with a strategy of one replica."""
+        """Calls the function in cross-replica context, with a strategy of one replica.
+
+        If `strategy` has several replicas, the function gets the default strategy instead.
+        """
         if strategy.num_replicas_in_sync > 1:
             strategy = default_strategy()
         with replica_scope(None):

@@ -57,6 +57,7 @@ class ReplicaOptions:
         check: What to do if the first training step's results differ from the results on one
             device.
         sharding: Which variables are sharded: a `kerasdist.Sharding`, or a LayoutMap of Keras.
+            None: no variables.
         communication: How workers communicate.
         offload: Which variables stay in the host's memory. ``"optimizer"``: the optimizer's
             variables. None: no variables.
@@ -77,7 +78,8 @@ class Backend(abc.ABC):
     Attributes:
         name: The framework's name in Keras.
         profiler: The class of the framework's profiler.
-        tpu_refusal: The error message if the framework does not support `kerasdist.TPUStrategy`.
+        tpu_refusal: The error message for a user of `kerasdist.TPUStrategy`, if kerasdist does not
+            support that strategy on this framework; None if it does.
     """
 
     name: str
@@ -246,7 +248,7 @@ class Backend(abc.ABC):
         return next((found for kind in ACCELERATORS if (found := self.devices(kind))), ())
 
 
-# How many steps the host may start before an accelerator has finished the first one.
+# How many steps the host may start before an accelerator has finished the first of these steps.
 _STEPS_AHEAD = 8
 
 
@@ -265,20 +267,21 @@ class ReplicaSet(abc.ABC):
         is_in_call: Whether all workers are inside a call of `fit`, `evaluate` or `predict`.
         batch_logs_matter: Whether a callback on any worker reads the logs of each batch in the
             current call of `fit`, `evaluate` or `predict`.
-        reads_need_all_workers: Whether reading a variable may be a collective. This is so if
-            variables are sharded, and after a custom loop on a backend that combines the replicas'
-            values only when they are read.
+        reads_need_all_workers: Whether all workers must read a variable at the same time, because
+            the read may exchange data. This is so if variables are sharded, and after a custom loop
+            on a backend that combines the replicas' values only when they are read.
         measures_data: Whether the time that training waits for batches is measured.
         measures_collectives: Whether the host waits for the other workers in each collective, so
             that this time can be measured.
-        steps_ahead: How many steps the host may start before the devices have finished the first
-            one.
+        steps_ahead: How many steps the host may start before the devices have finished the first of
+            these steps.
         trainer_class: The class of the trainers of models that are made in the strategy's scope.
         logical_devices: An object that shards tensors and variables over the devices of a replica,
             for `kerasdist.TPUStrategy`; None if the backend has only replicas of one device.
         gradients_travel_as: The type to which workers cast gradients for sending; None for no cast.
-        initial_broadcast: The new variables that have not yet got the chief's values.
-        first_batches: The first batches that were read, until the workers have compared them.
+        initial_broadcast: Gives new variables the chief's values before the next step.
+        first_batches: Records the first batches that this worker has read, until the workers have
+            compared them.
     """
 
     is_in_call = False
@@ -357,8 +360,8 @@ class ReplicaSet(abc.ABC):
     def shards(self, variable: Any) -> Sequence[HeldShard]:
         """Returns this worker's shards of a variable; none if workers do not shard the variable.
 
-        The shards of the first workers, ordered by rank, make up the whole variable; further
-        workers hold the same shards again. The call does not communicate.
+        The shards of the first workers, ordered by rank, make up the whole variable. If there are
+        more workers, they hold copies of these shards. The call does not communicate.
 
         Args:
             variable: A Keras variable that has a value.
@@ -402,7 +405,10 @@ class ReplicaSet(abc.ABC):
 
     @cached_property
     def runner(self) -> Runner:
-        """The runner that runs user functions on the devices of this set: here, on one device."""
+        """The runner that runs user functions on the devices of this set.
+
+        This default is for a set of one device. A backend overrides it for sets of several devices.
+        """
         return SoleRunner(self.placement)
 
     @abc.abstractmethod

@@ -36,7 +36,8 @@ _MOST_PLACES = 4096
 _MOST_SHARED = 256
 _MISSING = object()
 
-# The changes of one replica: for the key of each `Place` that changed, its new contents.
+# The changes of one replica: the new contents of each `Place` that it has changed, by the key of
+# this place in `KeptState._places`.
 Changes = dict[Any, Any]
 
 
@@ -116,12 +117,15 @@ class Attributes(Place):
     """Attributes of an object, or named variables of a closure, a module or a class."""
 
     def __init__(self, at: Any, names: tuple[str, ...] | None = None) -> None:
-        """Stores an object or a ``__dict__``, and the names; None for all names of a dict."""
+        """Stores an object or a ``__dict__``, and the names of the attributes in question.
+
+        If `names` is None, `at` is a ``__dict__``, and all of its attributes are meant.
+        """
         self.names = names
         super().__init__(at)
 
     def read(self) -> Any:
-        """Returns the values of those names that have a value."""
+        """Returns the attributes that are set, by name."""
         if self.names is None:
             return dict(self.at)
         if isinstance(self.at, dict):
@@ -134,12 +138,12 @@ class Attributes(Place):
         return found
 
     def is_same(self, contents: Any) -> bool:
-        """Returns whether the names' values now are exactly the objects in `contents`."""
+        """Returns whether the attributes now have exactly the objects in `contents` as values."""
         now = self.at if self.names is None else self.read()
         return len(now) == len(contents) and all(map(is_, now.values(), contents.values()))
 
     def write(self, contents: Any) -> None:
-        """Sets the values of some names; deletes the names whose value is `_MISSING`."""
+        """Sets attributes; deletes those whose value in `contents` is `_MISSING`."""
         there = self.read()
         is_dict = isinstance(self.at, dict)
         for name, value in contents.items():
@@ -149,12 +153,15 @@ class Attributes(Place):
                 (operator.delitem if is_dict else delattr)(self.at, name)
 
     def restore(self) -> None:
-        """Gives the names the values that they had at the beginning of the step."""
+        """Gives the attributes the values that they had at the beginning of the step."""
         gone = dict.fromkeys(self.read().keys() - self.before.keys(), _MISSING)
         self.write({**self.before, **gone})
 
     def values(self) -> Iterable[Any]:
-        """Returns the values at the beginning of the step, without those of Keras's attributes."""
+        """Returns the attributes' values at the beginning of the step.
+
+        The attributes that Keras itself gives to each layer or model are left out.
+        """
         keras_has = _attributes_of_keras() if self.names is None else ()
         return [value for name, value in self.before.items() if name not in keras_has]
 
@@ -192,7 +199,11 @@ class KeptState:
         self._own: list[Changes] = []
 
     def begin(self, replicas: int) -> None:
-        """Begins a step; drops replicas' changes to objects that code outside of steps changed."""
+        """Begins a step.
+
+        The replicas' changes from earlier steps to an object are kept on two conditions: the first
+        replica has changed the object too, and no code outside of steps has changed it since then.
+        """
         places, left = self._places, self._left
         kept = {key for key in left if places[key].is_same(left[key])}
         self._own = [{key: one[key] for key in one if key in kept} for one in self._own]
@@ -229,7 +240,7 @@ class KeptState:
         self._own[replica] = self.take()
 
     def end(self, *, is_last: bool = False) -> None:
-        """Ends the step, and makes the first replica's changes again for the code that follows.
+        """Ends the step, and makes the first replica's changes again for the code after the step.
 
         With `is_last` this object drops all its references to users' objects. Otherwise a traced
         function, which refers to this object, would keep them in memory.
@@ -273,7 +284,7 @@ class KeptState:
         return {**new, **dict.fromkeys(place.before.keys() - now.keys(), _MISSING)} or None
 
     def _found(self) -> dict[Any, Place]:
-        """Returns a `Place`, by key, for each object with state that can be reached from roots."""
+        """Returns a `Place` for each object with state that can be reached from the roots."""
         found: dict[Any, Place] = {}
         waiting: list[Place] = []
 

@@ -21,8 +21,8 @@ class MapReader:
         self._map, mesh = layout_map, layout_map.device_mesh
         self.sizes: dict[str | None, int] = dict(zip(mesh.axis_names, mesh.shape, strict=True))
         self._paths: set[str] = set()  # paths of all weights that were looked up
-        # By the path of a layer's output: how many weights and keys `output_axes` knew, and its
-        # result. If there are more weights or keys now, `output_axes` computes the result again.
+        # By the path of a layer's output: how many weights and keys there were when `output_axes`
+        # was called last, and its result. If there are more now, it computes the result again.
         self._outputs: dict[str, tuple[tuple[int, int], list[str | None] | None]] = {}
         self._looked_through = 0, 0, 0  # weights, keys and outputs at the last check
 
@@ -63,8 +63,9 @@ class MapReader:
     def axes(self, weight: Any, shape: Sequence[int]) -> list[str | None] | None:
         """Returns, for each axis of a variable, the mesh's axis that shards it.
 
-        The variable is a weight, or an optimizer's variable for this weight, of the given shape. A
-        mesh's axis of one device shards nothing. Returns None if the variable is not sharded.
+        The variable is a weight, or an optimizer's variable for this weight, of the given shape. An
+        axis of the mesh that has one device shards nothing. Returns None if the variable is not
+        sharded.
         """
         self._paths.add(weight.path)
         layout, shape = self._map[weight.path], tuple(shape)

@@ -95,7 +95,10 @@ class Window:
         self._rows: list[np.ndarray[Any, Any]] = []
 
     def add(self, seconds: float, steps: int, samples: int | None, measured: Any) -> None:
-        """Adds a call of the train function, after `add_time`; `Meter.done` explains `measured`."""
+        """Adds a call of the train function, whose time `add_time` has already added.
+
+        `Meter.done` explains `measured`.
+        """
         self._calls.extend((seconds, steps, math.nan if samples is None else samples))
         if measured is not None:
             self._measured.append(measured)
@@ -150,7 +153,8 @@ class Meter(keras.callbacks.Callback):
         source: The data adapter of this call of `fit`.
         knows_data: Whether the time that the host waits for batches is measured.
         knows_collectives: Whether the time that the host waits in collectives is measured.
-        steps_ahead: How many steps the host may start before a device has finished the first one.
+        steps_ahead: How many steps the host may start before a device has finished the first of
+            these steps.
         flops: The floating-point operations of the model's training; None until they are counted.
     """
 
@@ -176,7 +180,7 @@ class Meter(keras.callbacks.Callback):
         return self._windows[-1]
 
     def watch(self, watcher: Callable[[int], None]) -> None:
-        """Calls `watcher` with the number of steps so far after each call of the train function."""
+        """After each call of the train function, calls `watcher` with the count of steps so far."""
         self._watchers.append(watcher)
 
     def follow(self, adapter: Any) -> Any:
@@ -305,5 +309,5 @@ class _MeteredAdapter(WrappedAdapter):
         self._meter = meter
 
     def begun(self, make: Callable[[], Iterator[Any]]) -> Iterator[Any]:
-        """Returns the inner adapter's batches."""
+        """Returns the inner adapter's batches, and lets the meter time the waits for them."""
         return self._meter.timed(make())

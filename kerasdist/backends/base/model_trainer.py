@@ -1,4 +1,4 @@
-"""What layers below `kerasdist.training` know of trainers, which run the steps of models."""
+"""What packages below `kerasdist.training` know of trainers, which run the steps of models."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from kerasdist import keras_compat
 from kerasdist.errors import UnsupportedError
 
 TRAINER: Final = "_kerasdist_trainer"
-"""The attribute of a model with the model's trainer."""
+"""The name of the attribute in which a model stores its trainer."""
 
 
 class TrainerLike(abc.ABC):
-    """The attributes and methods of a model's trainer that lower layers use.
+    """The attributes and methods of a model's trainer that packages below `training` use.
 
     Attributes:
         model: The Keras model.
@@ -21,9 +21,10 @@ class TrainerLike(abc.ABC):
         replicas: The strategy's replica set.
         given_metrics: The metrics and weighted metrics that ``compile`` got, flattened. An output
             without metrics has the entry None.
-        made: The names of the model's methods, such as ``make_train_function``, whose function the
-            trainer has already made.
-        most_rows: The most rows of a replica in one pass, found by trial steps; None for all rows.
+        made: Which functions the trainer has already made, by the names of the model's methods:
+            ``make_train_function``, ``make_test_function`` and ``make_predict_function``.
+        most_rows: How many rows a replica may process in one pass, found by trial steps. None: a
+            replica processes all of its rows in one pass.
         most_examples: The largest batch, in examples, for which `most_rows` is known.
     """
 
@@ -65,7 +66,10 @@ class TrainerLike(abc.ABC):
 
     @abc.abstractmethod
     def require_passes(self) -> None:
-        """Refuses a model that cannot be called in passes, if this is known before a step runs."""
+        """Refuses a model that cannot process a replica's rows in several passes.
+
+        Only the reasons that are known before a step runs are checked here.
+        """
 
     def has_builtin(self, step: str) -> bool:
         """Returns whether Keras defines a step of this model, and not the user."""

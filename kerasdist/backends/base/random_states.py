@@ -1,8 +1,8 @@
 """The states of this process's random generators that shuffle data and make seeds.
 
-The generators are those of Python, NumPy and Keras, and PyTorch's if the script imports PyTorch. On
-every backend a ``DataLoader`` shuffles data by PyTorch's generator, so PyTorch is found by its name
-among the imported modules.
+The generators are those of Python, NumPy and Keras, and PyTorch's if the script imports PyTorch.
+PyTorch's generator counts on every backend, because a ``DataLoader`` shuffles data by it. This
+module does not import PyTorch, but looks for it among the modules that are already imported.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ from kerasdist.keras_compat import ops
 
 
 def kept() -> dict[str, Any]:
-    """Returns the states of the generators that shuffle data and make seeds, as JSON."""
+    """Returns the states of the generators that shuffle data and make seeds.
+
+    The result has only types that JSON can express.
+    """
     version, state, gauss = random.getstate()
     kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
     generator = keras_compat.global_seed_generator()
@@ -54,7 +57,10 @@ def put_back(states: Mapping[str, Any]) -> None:
 
 
 def of_gpus() -> list[str]:
-    """Returns the states of the GPUs' generators, which only PyTorch has; [] before their use."""
+    """Returns the states of the GPUs' generators, which only PyTorch has.
+
+    The list is empty if this process has not yet used PyTorch on a GPU.
+    """
     torch = _torch()
     if torch is None or not torch.cuda.is_initialized():
         return []
@@ -79,7 +85,7 @@ def text_of(state: Any) -> str:
 
 
 def state_of(text: str) -> Any:
-    """Returns the state of which `text_of` has returned the text."""
+    """Converts the text that `text_of` has returned back to the state of the generator."""
     return _torch().frombuffer(bytearray.fromhex(text), dtype=_torch().uint8)
 
 

@@ -56,7 +56,7 @@ class Runner(abc.ABC):
 
     @abc.abstractmethod
     def reduce(self, op: ReduceOp, value: Any, axis: int | Sequence[int] | None) -> Any:
-        """Returns the sum or mean over a value's components, and over the given axes of each.
+        """Returns the sum or mean over a value's components, and over axes of these components.
 
         Args:
             op: The operation.
@@ -143,10 +143,10 @@ class Runner(abc.ABC):
         return None
 
     def local_results(self, value: Any) -> tuple[Any, ...]:
-        """Returns the components of a value or variable; for another value, a tuple of it alone.
+        """Returns the components of a distributed value or of a variable, in this process.
 
         Args:
-            value: A distributed value, a variable, or anything else.
+            value: A distributed value or a variable. Anything else is returned in a tuple of one.
         """
         if isinstance(value, DistributedValues):
             return value.values
@@ -184,7 +184,7 @@ _ARRAYS = (np.ndarray, np.generic)
 
 @final
 class SoleRunner(Runner):
-    """The runner of a single replica, which calls functions directly and with plain values."""
+    """The runner of a single replica, which passes and returns plain values, not `PerReplica`s."""
 
     def __init__(
         self, placement: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext

@@ -23,7 +23,11 @@ _HALF = ("bfloat16", "float16")
 
 
 class Draws:
-    """Supplies a trial's random numbers: here new ones in each trial, which is not compared."""
+    """Supplies the random numbers of a trial.
+
+    This class draws new numbers in each trial, for trials that are not compared with each other.
+    Trials that are compared need equal numbers, which the subclass `RecordedDraws` supplies.
+    """
 
     def draw(self, name: str, draw: Callable[[], Any], given: Any) -> Any:
         """Returns the result of a random function, or another result in its place.
@@ -31,9 +35,9 @@ class Draws:
         Args:
             name: The function's name.
             draw: A function without arguments that calls the random function.
-            given: The random function's first argument. It is returned instead of the result if
-                the function would only drop, scale or reorder this argument's elements, as dropout
-                does, in trials that are compared.
+            given: The random function's first argument. In trials that are compared, this argument
+                is returned instead of the result if the function would only drop, scale or reorder
+                its elements, as dropout does.
         """
         return draw()
 
@@ -70,7 +74,8 @@ class Trial(keras.StatelessScope, abc.ABC):
         gradients: The gradients, by the number of the optimizer's step and the variable's path.
         outputs: The outputs of the model's first call, by the replica's number. For a step on one
             device, the only key is None.
-        layer_losses: What layers added by ``add_loss`` in the step on one device.
+        layer_losses: For each layer's id, the layer and the losses that it added by ``add_loss`` in
+            the step on one device.
         makes_passes: Whether the step may call the model several times, each time with some of the
             rows, to need less memory. Steps outside of a trial may do this.
     """
@@ -115,7 +120,10 @@ class Trial(keras.StatelessScope, abc.ABC):
 
     @contextmanager
     def own_state_kept(self) -> Generator[None]:
-        """After the block, restores state outside of Keras variables, such as torch's buffers."""
+        """Restores state outside of Keras variables when the block ends, such as torch's buffers.
+
+        A backend with such state overrides this method, which restores nothing.
+        """
         yield
 
     @abc.abstractmethod

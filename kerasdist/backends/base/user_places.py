@@ -57,7 +57,7 @@ def _code_of(model: Any) -> _Code:
 
 @contextmanager
 def state_kept(model: Any) -> Iterator[None]:
-    """Undoes the block's changes to users' Python objects at its end; built layers stay built."""
+    """When the block ends, undoes its changes to users' Python objects; built layers stay built."""
     kept = kept_state_of(model)
     if kept:
         kept.begin(0)
@@ -78,7 +78,7 @@ class _Code:
         self._seen: set[int] = set()
 
     def look_at(self, one: Any, *, is_shared: bool) -> None:
-        """Examines an object: a layer, a metric, a loss, or an object that code names."""
+        """Examines a layer, a metric, a loss, or another object that users' code mentions."""
         if hasattr(one, "__dict__") and id(one) not in self._seen:
             self._seen.add(id(one))
             if belongs_to_user(type(one)):

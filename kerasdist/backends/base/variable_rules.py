@@ -85,15 +85,16 @@ def is_on_read(variable: keras.Variable) -> bool:
 
 
 def is_sum_on_read(variable: keras.Variable) -> bool:
-    """Returns whether a variable is read as the sum of its components; booleans have no sum."""
+    """Returns whether a variable is read as the sum of its components; False for booleans."""
     is_sum = is_on_read(variable) and variable.aggregation == "sum"
     return is_sum and keras_compat.stored_dtype(variable) != "bool"
 
 
 def terms_of_initial_value(variable: keras.Variable) -> int:
-    """Returns how often the initial value of a new variable counts.
+    """Returns the factor by which a new variable's value is larger than its initial value.
 
-    If the variable is read as a sum, each replica's component starts with the initial value.
+    If the variable is read as a sum, each replica's component starts with the initial value, so the
+    factor is the number of replicas. For other variables it is 1.
     """
     strategy = scoped_strategy()
     return strategy.num_replicas_in_sync if strategy and is_sum_on_read(variable) else 1
@@ -136,9 +137,10 @@ class WithoutCommonValue(keras.Variable):
 
 
 def shares_of_sum(total: Any, replicas: int) -> tuple[Any, Any]:
-    """Returns the parts of a sum for the first replica, and for each of the other replicas.
+    """Divides a sum; returns the first replica's part, and the part of each other replica.
 
-    The parts of a float are equal. The first part of an integer includes the remainder.
+    The parts of a float are equal. If an integer cannot be divided evenly, the first replica also
+    gets the remainder.
     """
     if "int" not in str(total.dtype):
         share = total / replicas

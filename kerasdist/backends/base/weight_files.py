@@ -1,4 +1,7 @@
-"""Compares a weight file with a sharded model before loading, so a wrong file changes no weight."""
+"""Compares a weight file with a sharded model before the file is loaded.
+
+So a file that does not fit the model changes no weight.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +30,8 @@ class _Comparison:
 
     Attributes:
         file: The file that was read last. Keras may save a model in several files.
-        met: The ids of the variables for which the file has an entry.
-        others: A description of each entry whose shape is not that of its variable.
+        met: The ids of the variables for which the file has a value.
+        others: A description of each variable for which the file has a value of another shape.
     """
 
     def __init__(self, file: str) -> None:
@@ -61,7 +64,11 @@ def is_compared(variable: keras.Variable, value: Any) -> bool:
 
 
 def _read(original: Callable[..., object], store: object, key: str) -> object:
-    """Reads a weight; if only shapes are compared, returns zeros of its shape, without memory."""
+    """Reads a weight from a file.
+
+    While a file is only compared with a model, the values do not matter. So this function then
+    returns zeros of the weight's shape, which take no memory, and does not read the values.
+    """
     if current.comparison is None:
         return original(store, key)
     weight = WEIGHTS_OF_LAYER.of(store)[key]
@@ -110,10 +117,10 @@ def _compare(
 
 
 def name_tensor(error: BaseException) -> None:
-    """Adds the tensor, its file and the variable to an error of KerasHub's safetensors loader.
+    """Adds a note to an error of KerasHub's safetensors loader.
 
-    The loader converts the tensors of a Hugging Face folder one by one, and its errors name none of
-    the three.
+    The loader converts the tensors of a Hugging Face folder one by one. Its errors do not say which
+    tensor failed, in which file, and for which variable. The note names these three.
     """
     known: dict[str, Any] = {"self": None, "keras_variable": None}
     for frame, _ in traceback.walk_tb(error.__traceback__):

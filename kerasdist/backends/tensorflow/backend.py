@@ -121,7 +121,10 @@ class TensorFlowBackend(Backend):
         return tf.test.is_built_with_gpu_support()
 
     def connect(self, job: Job, gpus: Sequence[int] | None = None) -> tuple[Device, ...]:
-        """Starts TensorFlow's runtime as this worker's server; numbers the chosen GPUs from 0."""
+        """Starts TensorFlow's runtime as this worker's server.
+
+        If `gpus` is given, TensorFlow sees only these GPUs, and numbers them from 0.
+        """
         if strategies.has_started():
             raise started_too_early(job, "TensorFlow")
         if gpus is not None:
@@ -142,7 +145,7 @@ class TensorFlowBackend(Backend):
 
     @staticmethod
     def function(function: Callable[..., Any], jit_compile: bool) -> Callable[..., Any]:
-        """Returns a ``tf.function`` whose errors name the lost worker if a worker was lost."""
+        """Returns a ``tf.function``. If a worker is lost in a call, the error names that worker."""
         patches.install()
         # With `reduce_retracing` the second batch size causes a new trace; further sizes do not.
         return explained(
@@ -240,7 +243,10 @@ def _component(variable: object) -> Any:
 
 
 def _events_of(path: Path) -> Iterator[Event]:
-    """Yields the events of an XPlane file, with a process per plane and a thread per line."""
+    """Yields the events of an XPlane file in Chrome's trace format.
+
+    Each plane of the file becomes a process, and each line of a plane becomes a thread.
+    """
     space = XPLANE.value()
     space.ParseFromString(path.read_bytes())
     for process, plane in enumerate(space.planes):

@@ -194,7 +194,7 @@ def on_host(batch: Any) -> Any:
 
 
 def counted_rows(value: Any, size: Any) -> Any:
-    """Returns the rows of a replica's tensor, except a stand-in row; `size` counts the rows."""
+    """Returns a replica's rows without a stand-in row; `size` is how many rows the replica has."""
     if isinstance(size, int) and size:
         return value
     if isinstance(value, tf.SparseTensor):

@@ -48,7 +48,10 @@ def weighted(gradient: Any, weight: Any) -> Any:
 
 
 def counted(value: Any, weight: Any) -> Any:
-    """Returns a replica's value for a sum; zeros, even for a NaN, if the replica has no rows."""
+    """Returns what a replica adds to a sum: its value, or zeros if the replica has no rows.
+
+    Without rows, the result is zeros even if the value is a NaN.
+    """
     if isinstance(weight, float):
         return value
 

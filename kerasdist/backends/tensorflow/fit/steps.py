@@ -33,7 +33,7 @@ ITERATORS = (tf.data.Iterator, PlacedIterator)
 
 def compiled(function: Callable[..., Any], *, eagerly: bool) -> Callable[..., Any]:
     """Compiles a function. A second batch size causes a new trace, but further sizes do not."""
-    # Keras does not let AutoGraph convert user code in its own steps either.
+    # In Keras's own steps AutoGraph does not convert user code either.
     return function if eagerly else tf.function(function, reduce_retracing=True, autograph=False)
 
 
@@ -162,7 +162,11 @@ def _tensors(batch: object) -> list[tf.Tensor]:
 
 
 def _require_equal_beginnings(replica_set: ReplicaSet, first: object) -> None:
-    """Compares the first rows of the first batch of an iteration over the data, by worker."""
+    """Checks that an iteration over the data begins with the same rows on all workers.
+
+    `first` has the first rows of the iteration's first batch. For later batches it has no rows, and
+    nothing is checked.
+    """
     if any(leaf.shape.rank and leaf.shape[0] for leaf in keras.tree.flatten(first)):
         replica_set.first_batches.begin(first)
         replica_set.first_batches.compare()

@@ -78,9 +78,10 @@ class _InPasses(ReplicatedTrainer):
         super().require_passes()
 
     def make_function(self, name: str, original: Original, force: bool = False) -> Any:
-        """Makes a function; a `RowsFound` around it finds how many rows a pass may have, if asked.
+        """Makes a train, test or predict function.
 
-        This is asked by `config.set_most_examples_at_once("auto")`.
+        After `config.set_most_examples_at_once("auto")`, a train function is wrapped in a
+        `RowsFound`, which finds how many rows a pass may have.
         """
         function = super().make_function(name, original, force)
         if isinstance(function, FirstStepChecked):
@@ -106,7 +107,7 @@ class PlacedTrainer(_InPasses):
         self._find_rows(batch, examples, examples)
 
     def new_function(self, step: str, original: Original) -> Callable[..., Any]:
-        """Returns Keras's own function, which runs with the strategy in force.
+        """Returns a function that calls Keras's own function in the context of the strategy.
 
         A train function also reports its steps to the `Meter` of this `fit`, if there is one.
         """

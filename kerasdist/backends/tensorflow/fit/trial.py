@@ -63,7 +63,7 @@ class TensorFlowTrial(Trial):
     def gathered(cls, replicas: Any, batch: Any, *, spares: bool) -> TriedBatch:
         """Returns a batch with the rows of all workers."""
         job, group = replicas.job, replicas.group
-        if job is None or not isinstance(batch, OwnRows):  # without a job, its rows are all rows
+        if job is None or not isinstance(batch, OwnRows):  # without a job, a process has all rows
             rows = batch.rows if isinstance(batch, OwnRows) else batch
             return super().gathered(replicas, rows, spares=spares)
         own = [int(local.size) for local in group.split(batch)], _form(batch.rows)
@@ -79,7 +79,7 @@ class TensorFlowTrial(Trial):
         if spares and sharding.trial_sizes(sizes) != sizes:
             sizes = sharding.trial_sizes(sizes)
             here = sum(sizes[group.local.start : group.local.stop])
-            # A worker none of whose rows are used still keeps one row, because `OwnRows` needs one.
+            # Each worker keeps at least one row, because `OwnRows` needs a row, used or not.
             rows = first_rows(batch.rows, max(here, 1))
             batch = OwnRows(rows, here, sum(sizes))
         local_rows = group.split(batch)
@@ -189,7 +189,8 @@ def _eager_functions() -> Generator[None]:
         yield
     finally:
         with _lock:
-            # The entry that is left last is the first one, from before all trials.
+            # Functions stay eager as long as another trial runs. The trial that ends last pops
+            # the first entry, which has the user's setting from before all of these trials.
             tf.config.run_functions_eagerly(_before.pop() or bool(_before))
 
 

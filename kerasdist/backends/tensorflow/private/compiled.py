@@ -61,7 +61,7 @@ def compiled_likewise(compiled: Any, function: Callable[..., Any]) -> Any:
 
 
 def explained(compiled: object) -> Any:
-    """Makes a ``tf.function`` raise an error that names the lost worker, if a worker was lost.
+    """Makes a ``tf.function`` raise an error that names the worker, if one is lost in a call.
 
     The object stays a ``tf.function``, so that users can get its graphs or save it.
     """

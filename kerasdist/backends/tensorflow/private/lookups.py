@@ -46,7 +46,7 @@ class Terms:
     is_merged: bool = False
 
     def gradient(self, sums: Sequence[Any]) -> Any:
-        """Returns the gradient for given sums of the terms, with a component on each device."""
+        """Makes the gradient from the terms' sums, with as many components as the sums have."""
         if self.dense_shape is None:
             return merged(sums[0]) if self.is_merged else sums[0]
         held = list(map(components, sums))
@@ -86,7 +86,10 @@ class Lookups:
 
     @contextmanager
     def recorded(self) -> Iterator[None]:
-        """Records, in eager code, which operations make indices; a graph shows this by itself."""
+        """In eager code, records which operations make indices.
+
+        In a graph nothing is recorded, because the graph itself contains the operations.
+        """
         if not (tf.executing_eagerly() and _can_record()):
             yield
             return
@@ -123,7 +126,11 @@ class Lookups:
         return Terms(added, indices, gradient.dense_shape)
 
     def _lookups(self, indices: Any) -> list[Any]:
-        """Returns each lookup's indices; TensorFlow has concatenated those of the same table."""
+        """Returns the indices of each lookup in a table.
+
+        If code looks up several times in the same table, TensorFlow concatenates the indices of all
+        lookups for the gradient. This method divides them again.
+        """
         kind, inputs = self._made_by(indices)
         if kind != "ConcatV2":
             return [indices]
@@ -233,7 +240,10 @@ def _can_record() -> bool:
 
 
 def _once(total: Any, indices: Any) -> tf.IndexedSlices:
-    """Converts the sum of the replicas' entries to a gradient that has each index only once."""
+    """Converts the sum of the replicas' entries to a gradient that has each index only once.
+
+    Returns the sum unchanged if eager code has used different indices on the replicas.
+    """
     if not isinstance(total, tf.IndexedSlices):
         return tf.IndexedSlices(total, indices)
     if total.indices.shape[0] % max(indices.shape.num_elements(), 1):

@@ -1,4 +1,4 @@
-"""Permanent patches of TensorFlow, applied once they are needed."""
+"""Permanent patches of TensorFlow, applied when a strategy or a compiled function is made."""
 
 from __future__ import annotations
 
@@ -74,8 +74,8 @@ def _number(variable: Any) -> Any:
 def _truth(variable: Any) -> bool:
     """Returns whether a mirrored variable's value is true, as for ``tf.Variable``.
 
-    TensorFlow's own code always gets True, because its tests ask whether there is a variable at all
-    (`check_destinations`).
+    TensorFlow's own code always gets True. It tests a variable, as in `check_destinations`, only to
+    find out whether it was given one.
     """
     asks = sys._getframe(1).f_globals["__name__"]
     if asks.startswith("tensorflow.") or variable.distribute_strategy not in ours:

@@ -1,6 +1,6 @@
 """Puts each replica's rows on its device before the step that uses them.
 
-One pipeline on the host gives local batches to a pipeline on each device, one device after another.
+Each device has a pipeline, and one pipeline on the host gives local batches to these in turn.
 TensorFlow's ``MultiDeviceIterator`` does this, as in ``tf.distribute``. A dataset of
 ``tf.distribute`` traces six functions for each device in each epoch. A dataset of this module
 traces these functions once.
@@ -59,7 +59,7 @@ def can_prefetch(spec: object) -> bool:
 
 
 def in_a_row(elements: Sequence[Any], spec: object = None) -> tf.data.Dataset:
-    """Returns a dataset of the elements; its ``element_spec`` is `spec`, unless that is None."""
+    """Returns a dataset that yields the elements; a given `spec` becomes its ``element_spec``."""
 
     def of_one(element: object) -> tf.data.Dataset:
         dataset = tf.data.Dataset.from_tensors(element)

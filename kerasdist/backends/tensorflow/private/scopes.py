@@ -91,7 +91,7 @@ class OneCopy:
     def update(
         self, variable: Any, function: Callable[..., Any], args: Sequence[Any] = (), **_: object
     ) -> Any:
-        """Calls the function with the variable's copy."""
+        """Calls the function with the only copy of the variable that shall be updated."""
         return function(variable.values[self._index], *args)
 
 

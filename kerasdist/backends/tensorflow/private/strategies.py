@@ -19,8 +19,8 @@ from kerasdist.training.binding import bind
 # The strategies that kerasdist made. Its patches leave a user's own strategies unchanged.
 ours: WeakSet[tf.distribute.Strategy] = WeakSet()
 
-# Stands in for a private class of TensorFlow, of which the classes below use methods. `bind` and
-# `with_base` make a subclass of both the class below and TensorFlow's class.
+# The base of the classes below that call methods of a private class of TensorFlow by ``super()``.
+# `bind` and `with_base` later make a subclass of such a class and of TensorFlow's class.
 _Native: Any = object
 
 # How many collective keys are reserved for a strategy, which needs one key per group of devices.
@@ -174,7 +174,7 @@ def start_server(addresses: Sequence[str], rank: int) -> None:
             protocol="grpc",
         )
     )
-    # The variable lets TensorFlow's server listen on a port that is reserved for this process.
+    # This environment variable lets the server listen on a port that is reserved for this process.
     with replaced_entries(os.environ, {_REUSE_PORT: "true"}):
         internals.START_RUNTIME.of(runtime)()
 
@@ -202,7 +202,7 @@ class SharedSum(_Native):
     is_equal = False
 
     def remember_first(self) -> None:
-        """Caches the aggregate; to be called when all replicas have the same value."""
+        """Caches the aggregated value. All replicas must have equal components at this time."""
         first = self.values[0].read_value()
         is_sum = self.aggregation == tf.VariableAggregation.SUM
         replicas = self.distribute_strategy.num_replicas_in_sync
@@ -216,7 +216,10 @@ class SharedSum(_Native):
     def assign(
         self, value: Any, use_locking: bool = False, name: Any = None, read_value: bool = True
     ) -> Any:
-        """Assigns without reading; TensorFlow's own method also reads, by a collective."""
+        """Assigns a value. In cross-replica code, caches the value and does not read the variable.
+
+        TensorFlow's own method would return the new value, which it would read by a collective.
+        """
         if not _in_cross_replica_code():
             return super().assign(value, use_locking, name, read_value)
         super().assign(value, use_locking, name, read_value=False)

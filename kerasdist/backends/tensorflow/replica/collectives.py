@@ -79,7 +79,8 @@ class Deferred:
 
     Attributes:
         call: The name of the call, for error messages.
-        given: This replica's tensors, weighted.
+        given: What this replica adds to the sums: gradients, or changes of a variable. They are
+            already multiplied by the replica's weight if they need it.
         finish: A function that is called with the sums.
     """
 
@@ -89,7 +90,7 @@ class Deferred:
 
 
 def moments(inputs: tf.Tensor, axes: Sequence[int]) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns mean and variance of each channel of a replica's rows; zeros if it has no rows.
+    """Returns the mean and variance of each channel of a replica's rows; zeros if it has no rows.
 
     The operations are the same as in plain Keras. Their gradient takes one pass over the rows,
     because TensorFlow treats the mean inside of the variance as a constant. The gradient is still
@@ -134,7 +135,7 @@ class TensorFlowCollectives(Collectives):
         self._deferred: dict[int | str, Deferred] = {}
 
     def differentiated_loss(self, loss: Any, *, is_weighted: bool) -> Any:
-        """Returns the loss. If `is_weighted`, differentiating it sets `_loss_is_weighted`."""
+        """Returns the loss. If `is_weighted`, its backward pass sets `_loss_is_weighted`."""
         if not is_weighted:
             return loss
 
@@ -151,8 +152,8 @@ class TensorFlowCollectives(Collectives):
     def differentiate(self, gradient: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Calls a tape's ``gradient``, and records during the call whether the loss is weighted.
 
-        If code that is recomputed in a backward pass calls this method again, only the loss of the
-        outer backward pass counts.
+        Code that is recomputed in a backward pass may call this method again. Then only the loss of
+        the outer backward pass counts.
         """
         if self._differentiates:
             return gradient(*args, **kwargs)
@@ -432,8 +433,8 @@ class TensorFlowCollectives(Collectives):
 
         Returns the function's result; a distributed value is replaced by the replica's component.
         """
-        # The record of the collective shall name the user code of this thread. Another thread
-        # issues the collective, so the code is found here.
+        # The record of the collective names the line of user code that has called it. Another
+        # thread issues the collective, so the line is looked up here, in the replica's thread.
         code = code_here() if self._group.is_recorded else ""
 
         def merged(native_strategy: tf.distribute.Strategy, everyone: object) -> Any:

@@ -106,8 +106,9 @@ def apply_everywhere(
                 keras_compat.apply_combined_gradients(optimizer, own, variables)
         return None
 
-    # Meanwhile `_apply` only calls Keras's own ``apply``, also for the inner optimizer of a
-    # LossScaleOptimizer.
+    # The update calls ``apply`` of the optimizer, and of the inner optimizer of a
+    # LossScaleOptimizer. The hook `_apply` sees `applies`, so it calls Keras's own ``apply`` there
+    # and does not begin another update.
     with replaced(current, "applies", True):
         return run_without_merge_call(apply)
 

@@ -112,7 +112,7 @@ class TensorFlowReplicaSet(ReplicaSet):
         return NativeScope(self.group.native_strategy)
 
     def equalize(self, variables: Sequence[keras.Variable]) -> None:
-        """Gives variables the chief's values, eagerly even while a function is being traced."""
+        """Gives variables the chief's values. While a function is traced, this runs eagerly too."""
         with tf.init_scope(), self.placement():
             self.group.equalize(variables)
 
@@ -127,8 +127,10 @@ class TensorFlowReplicaSet(ReplicaSet):
     ) -> list[tuple[LocalBatch, Any]]:
         """Calls a function once per replica, in a graph or eagerly.
 
-        Each replica has its own copy of the state that the function keeps in Python objects.
-        Returns, for each replica of this process, its local batch and the function's result.
+        With `kept`, each replica has its own copy of the state that the function keeps in Python
+        objects. With `updates_wait`, the optimizer's update and assignments wait for `end_step`, or
+        until their results are read. Returns, for each replica of this process, its local batch and
+        the function's result.
         """
         local_rows = self.group.split(batch)
 

@@ -75,8 +75,9 @@ def in_replicas(
     """Calls ``code(index, *args, **kwargs)`` once per replica of this process, from index 0.
 
     Each call runs in its replica's context, in a graph or eagerly. In `fit` each replica has its
-    own local batch, and its own copy of the state that the code keeps in Python objects. Returns
-    one result per replica.
+    own local batch, and its own copy of the state that the code keeps in Python objects. With
+    `waits`, the optimizer's update and assignments wait until the code calls `end_step`, or until
+    their results are read. Returns one result per replica.
     """
     native_strategy, first = group.native_strategy, group.local.start
     results: list[Any] = [None] * len(group.local)

@@ -70,7 +70,7 @@ def tensor_of_array(leaf: object) -> Any:
 
 
 def check_alike(parts: Sequence[Any], axis: int | None = None) -> None:
-    """Refuses tensors of the replicas that cannot be combined, if their shapes are known."""
+    """Refuses the replicas' tensors if their types differ, or known shapes do not fit together."""
     if len({part.dtype for part in parts}) > 1:
         raise ReplicaError(
             "Expected tensors of one type from all replicas. Received: "

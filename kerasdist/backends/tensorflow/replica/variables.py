@@ -48,7 +48,8 @@ def check_mirrored(
 ) -> None:
     """Refuses variables that were not made in the strategy's scope.
 
-    ``tf.distribute`` would fail in the middle of a step, with a message about internals.
+    Without this check ``tf.distribute`` would fail in the middle of a step, with a message about
+    internals.
     """
     strangers = [
         variable.path

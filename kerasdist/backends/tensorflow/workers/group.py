@@ -50,8 +50,8 @@ if TYPE_CHECKING:
 # The components of one value on the replicas of this process, in the replicas' order.
 Parts = Sequence[Any]
 
-# Makes an iterator of a dataset whose state backups can save. The argument of this function is the
-# function that makes the iterator if there are no backups.
+# A function that makes a dataset's iterator if there are backups, which save the iterator's state.
+# Its argument is the function that makes the iterator if there are no backups.
 Begin = Callable[[Callable[[], Any]], Any]
 
 
@@ -130,7 +130,7 @@ class Group:
         self._all_reduce = all_reduce
 
     def batches(self, adapter: Any, begin: Begin | None) -> tf.distribute.DistributedDataset:
-        """Returns a dataset of an adapter's batches; with `begin`, backups save its iterator."""
+        """Returns a dataset of an adapter's batches; `begin` lets backups save its iterator."""
         dataset = adapter.get_tf_dataset()
         if keras_compat.is_array_adapter(adapter):
             return self._iterated(untuned(dataset), begin)
@@ -233,7 +233,11 @@ class Group:
     def concatenation(
         self, parts: Parts, axis: int, *, equal_sizes: bool = False
     ) -> tuple[Any, list[Any]]:
-        """Concatenates all replicas' tensors; returns the result and the size of each tensor."""
+        """Concatenates all replicas' tensors; returns the result and the size of each tensor.
+
+        For sparse and ragged tensors no sizes are returned. With `equal_sizes` the tensors' sizes
+        must be static and equal, so workers need not exchange the sizes.
+        """
         check_alike(parts, axis)
         is_dense = not isinstance(parts[0], tf.SparseTensor | tf.RaggedTensor)
         return concat(parts, axis), [tf.shape(part)[axis] for part in parts] if is_dense else []
@@ -324,7 +328,7 @@ class WorkerGroup(Group):
         self.local = range(job.rank * len(own), (job.rank + 1) * len(own))
 
     def batches(self, adapter: Any, begin: Begin | None) -> tf.distribute.DistributedDataset:
-        """Returns a dataset of this worker's rows; from arrays, only these rows are read."""
+        """Returns a dataset of this worker's rows; if the data is arrays, reads only these rows."""
         if isinstance(adapter, WorkerBatches):
             return dataset_of_shards(adapter, begin)
         if not keras_compat.takes_rows(adapter):
