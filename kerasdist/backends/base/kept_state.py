@@ -184,8 +184,9 @@ class KeptState:
 
     If a replica stores a new layer, variable or function in an object, as the first call of a model
     does, all replicas see it. All replicas then also see the other attributes that this replica has
-    set on the object, if these hold no tensors. Every other change is seen by its own replica only,
-    also in the next steps. The code after a step sees the changes of the first replica.
+    set on the object, if these hold no tensors. Every other change is seen by its own replica only.
+    The change lasts for the next steps if the first replica has changed the same object. The code
+    after a step sees the changes of the first replica.
     """
 
     def __init__(self, roots: Sequence[Place]) -> None:
