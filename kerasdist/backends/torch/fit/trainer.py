@@ -73,7 +73,7 @@ class TorchTrainer(ReplicatedTrainer):
 
     HOOKED = (*ReplicatedTrainer.HOOKED, "__call__", "zero_grad", "end_epoch")
 
-    # The rules of a step whose metrics are not yet summed over the workers; None otherwise.
+    # The rules of the last step if its metrics are not yet summed over the workers, else None.
     _unsummed: FitRules | None = None
 
     if TYPE_CHECKING:
@@ -177,7 +177,7 @@ class TorchTrainer(ReplicatedTrainer):
 
     @property
     def trial_class(self) -> type[Any]:
-        """The class of trials, which compare these devices with one device."""
+        """The class of `Trial` that compares a step on these devices with one device's step."""
         if self.replicas.is_plain:
             return super().trial_class
         from kerasdist.backends.torch.fit.trial import TorchTrial  # few programs need it
@@ -237,14 +237,17 @@ class TorchTrainer(ReplicatedTrainer):
             return step(batch)
 
     def _sum_metrics(self) -> bool:
-        """Sums metrics over the workers if the last step has not; returns whether it did so."""
+        """Sums metrics over the workers, unless the last step has summed them.
+
+        Returns whether this call has summed them.
+        """
         rules, self._unsummed = self._unsummed, None
         if rules is not None:
             rules.exchange()
         return rules is not None
 
     def _divided(self, batch: Any) -> tuple[Any, list[Part] | None]:
-        """Returns a batch, and its local batches or None if the batch is not divided."""
+        """Returns a batch and its local batches, which are None if the batch is not divided."""
         replicas = self.replicas
         if isinstance(batch, WorkerShard) and not batch.least:
             # A worker has no rows of this batch. So all rows are gathered, and are then divided
@@ -275,7 +278,7 @@ class TorchTrainer(ReplicatedTrainer):
     def build_symbolically(
         self, original: Original, iterator: Any = None, data_batch: Any = None
     ) -> None:
-        """Builds unbuilt layers; in place of a `WorkerShard` Keras gets the shard's rows."""
+        """Builds unbuilt layers. Keras does not know `WorkerShard`, so it gets the shard's rows."""
         seen = None if iterator is None else _rows_alone(iterator)
         super().build_symbolically(original, seen, data_batch)
 
@@ -286,7 +289,8 @@ class TorchTrainer(ReplicatedTrainer):
                 'weights that are sharded (sharding="full"), which each pass would gather, or that '
                 "a LayoutMap divides"
             )
-        # Read directly, because torch's compiler cannot trace `uses_torch_compile`.
+        # `jit_compile` is read directly, because torch's compiler cannot trace
+        # `uses_torch_compile`.
         if self.model.jit_compile:
             raise refused("jit_compile=True")
         super().require_passes()
