@@ -18,7 +18,7 @@ from kerasdist.training.metrics import metrics_of
 
 
 def layers_with_buffers(model: Any) -> list[Any]:
-    """Returns those of a model and its layers that have registered torch buffers themselves."""
+    """Returns the layers of a model, and the model itself, that have torch buffers of their own."""
     layers = [model, *keras_compat.flat_layers(model)]
     # Wrappers are left out, because each replica has its own copies of the buffers of a wrapped
     # module.

@@ -121,7 +121,8 @@ class TorchTrainer(ReplicatedTrainer):
         """
         model, replicas, trains = self.model, self.replicas, step == "train_step"
         if trains and replicas.num_replicas > 1 and not replicas.on_cpu:
-            # Without these, Python code in torch's backward threads could not find its replica.
+            # By hooks in these parts of Keras, code that runs in torch's backward threads finds its
+            # replica (see `fit/backward.py`).
             keras_compat.internals.REMAT.require()
             keras_compat.internals.CUSTOM_GRADIENT.require()
 
@@ -250,8 +251,8 @@ class TorchTrainer(ReplicatedTrainer):
         """Returns a batch and its local batches, which are None if the batch is not divided."""
         replicas = self.replicas
         if isinstance(batch, WorkerShard) and not batch.least:
-            # A worker has no rows of this batch. So all rows are gathered, and are then divided
-            # evenly over the workers.
+            # At least one worker has no rows of this batch. So all rows are gathered, and are then
+            # divided evenly over the workers.
             batch = of_all(replicas.group, batch.rows, "divide a batch")
         if replicas.is_plain or current.replica is not None:
             return batch, None

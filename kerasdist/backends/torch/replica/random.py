@@ -72,7 +72,7 @@ class StepDraws:
         self._first = None
 
     def end(self) -> None:
-        """Ends a step. With global draws, torch's own generator gets a replica's state."""
+        """Ends a step. With global draws, torch's own generator gets the state of a replica's."""
         if self._first is not None and config.draws() == "global":
             torch.default_generator.set_state(next(iter(self._generators.values())).get_state())
 

@@ -138,7 +138,8 @@ class LayoutWeights(ShardedWeights):
             finally:
                 hook.remove()
                 self.release()
-        # The paths of outputs are known only after a step, so the map's keys are checked again.
+        # Only after a step are the paths of the layers' outputs known. So now the map's keys are
+        # compared with these paths, too.
         self._reader.require_useful()
 
     def _lay_out_output(self, layer: torch.nn.Module, _: object, outputs: object) -> Any:

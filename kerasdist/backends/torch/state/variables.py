@@ -129,7 +129,10 @@ class Rules(abc.ABC):
 
     @abc.abstractmethod
     def pause(self, scopes: Sequence[ReplicaScope]) -> list[int]:
-        """Commits assignments on all workers, before cross-replica code runs within a step."""
+        """Commits assignments on all workers, before cross-replica code runs within a step.
+
+        Returns the ids of the variables that were written, as `commit` does.
+        """
 
     @abc.abstractmethod
     def end(self, scopes: Sequence[ReplicaScope]) -> None:

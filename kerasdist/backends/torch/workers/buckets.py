@@ -217,7 +217,7 @@ class Buckets:
         return bucket.put(place, None if gradient is None else gradient.to_dense(), weight)
 
     def start_full(self) -> None:
-        """Starts the sums of full buckets, except of the last bucket, which `start_last` starts."""
+        """Starts the sums of full buckets, but not the last bucket's, which `start_last` starts."""
         self._start(len(self._buckets) - 1)
 
     @torch.no_grad()
@@ -353,7 +353,7 @@ def _channel(group: ProcessGroup, beside_gathers: bool) -> ProcessGroup:
 def _sharded_together(
     like: Mapping[int, torch.Tensor], shards: Mapping[int, Shard], most_bytes: int | None
 ) -> list[list[int]]:
-    """Groups the indices of sharded variables: by `WeightGroup`, or without a group by size."""
+    """Groups the indices of sharded variables by `WeightGroup`, or by size if they have none."""
     groups: dict[tuple[int, torch.dtype], list[int]] = {}
     alone: dict[int, torch.Tensor] = {}
     for index, tensor in like.items():

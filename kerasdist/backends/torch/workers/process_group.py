@@ -110,7 +110,10 @@ def _backend() -> str:
 
 
 def _new_group(timeout: timedelta, ranks: Sequence[int] | None = None) -> dist.ProcessGroup:
-    """Makes a group of the workers in `ranks`, or of all workers. Exactly these must call it."""
+    """Makes a group of the workers in `ranks`, or of all workers.
+
+    All workers of the group must call this function, and no others.
+    """
     with listening.waiting_their_turn():
         group: Any = dist.new_group(
             None if ranks is None else list(ranks),

@@ -1,4 +1,4 @@
-"""Data adapters of a worker, which reads only its own rows of arrays, but all other data.
+"""Data adapters of a worker. From arrays it reads only its own rows, from other data all rows.
 
 Rows are copied to a GPU one batch ahead, from page-locked memory
 (`kerasdist.backends.torch.replica.placing.move`) and in a CUDA stream of their own.
