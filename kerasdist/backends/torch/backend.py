@@ -63,7 +63,10 @@ class TorchProfiler(Profiler):
 
 @final
 class TorchBackend(Backend):
-    """The backend of PyTorch. All its logical CPU devices stand for torch's only CPU device."""
+    """The backend of PyTorch.
+
+    It may have several logical CPU devices. All of them compute on torch's only CPU device.
+    """
 
     name = "torch"
     profiler = TorchProfiler
@@ -121,7 +124,10 @@ class TorchBackend(Backend):
         return tuple(device for device in self.devices("gpu") if device.index in (gpus or ()))
 
     def count_flops(self, function: Callable[..., object], *arguments: object) -> float:
-        """Returns how many floating-point operations a call has, without computing values."""
+        """Returns how many floating-point operations a call of `function` needs.
+
+        The call runs on torch's meta device, so it computes shapes but no values.
+        """
         # imported here, because few programs need this module
         from torch.utils.flop_counter import FlopCounterMode
 

@@ -38,7 +38,10 @@ class DcpFormat(CheckpointFormat):
         }
 
     def lacking(self, path: str, wanted: Mapping[Key, str]) -> list[str]:
-        """Describes the wanted arrays whose values are missing from a file on this machine."""
+        """Describes each wanted variable of which a file is missing or too short.
+
+        Returns an empty list if `path` is remote, because then the files' sizes are not looked up.
+        """
         if whole_files.is_remote(path):
             return []
         names, metadata = _read(path)
@@ -67,7 +70,7 @@ class DcpFormat(CheckpointFormat):
     def load(
         self, path: str, wanted: Sequence[tuple[Key, keras.Variable]], replicas: ReplicaSet | None
     ) -> None:
-        """Gives variables the values of a checkpoint, in place."""
+        """Reads the values of the wanted variables from a checkpoint, in place."""
         names, _ = _read(path)
         targets: dict[str, Any] = {}
         for key, variable in wanted:
@@ -99,9 +102,10 @@ def _group_of(replicas: Any) -> dict[str, Any]:
 
 @contextmanager
 def _at_work(path: str) -> Generator[None]:
-    """Raises an OSError in place of torch's CheckpointException, which is not an Exception.
+    """Raises an OSError in place of torch's CheckpointException.
 
-    The context also hides torch's warning that only one process takes part.
+    A CheckpointException is only a BaseException, so ``except Exception`` does not catch it. The
+    context also hides torch's warning that only one process takes part.
     """
     try:
         with warnings.catch_warnings():

@@ -28,7 +28,10 @@ def install() -> None:
 
 @final
 class _Place:
-    """The replica and the Keras scopes of the current thread, which another thread can enter."""
+    """The replica and the Keras scopes of the thread that makes this object.
+
+    Another thread can enter them.
+    """
 
     def __init__(self, replica: ReplicaLike) -> None:
         self._replica = replica

@@ -37,9 +37,11 @@ def moments(inputs: torch.Tensor, axes: Sequence[int]) -> tuple[torch.Tensor, to
 
 
 def rows_of(inputs: torch.Tensor, axes: Sequence[int]) -> torch.Tensor | None:
-    """Returns float32 inputs as a matrix with a column per channel; None for other inputs.
+    """Returns inputs as a matrix with a column per channel; None if `Moments` cannot take them.
 
-    Either all replicas get None or no replica does, even if some replicas have no rows.
+    `Moments` takes float32 inputs on a CPU or on CUDA, averaged over all axes except the last, in
+    code that is neither compiled nor transformed by ``torch.func``. Either all replicas get None or
+    no replica does, even if some replicas have no rows.
     """
     kind = inputs.device.type
     if (
@@ -78,7 +80,7 @@ def _gradient_of_rows(
 
 
 class Moments(torch.autograd.Function):
-    """Computes mean and variance of each column, over the rows of one replica or of all."""
+    """Computes mean and variance of each column, over the rows of one or all replicas."""
 
     @staticmethod
     def forward(

@@ -4,7 +4,8 @@ Keras's ``apply_mask`` ends with ``sample_weight *= float_mask``. On PyTorch thi
 the batch's sample weights in place. So code that reads the weights later in the step, such as a
 weighted metric, gets masked weights. If the loss is a mean, the weights are also multiplied by
 ``total / valid``, the number of the mask's elements divided by the number of its true elements
-(seen in Keras 3.15). To match one device, this factor must be computed over the global batch.
+(seen in Keras 3.15). The numbers match those of one device only if this factor is computed over the
+global batch.
 """
 
 from __future__ import annotations

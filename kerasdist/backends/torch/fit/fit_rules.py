@@ -16,8 +16,8 @@ any other buffer gets the first replica's value.
 
 Then the workers combine the values of their processes by the same rules, all variables together.
 Sums may be combined after a later step; until then a worker's variable holds only that worker's own
-sum. Values that are equal on all replicas are not sent: seed generators, and the moving statistics
-of a synchronized BatchNormalization.
+sum. Workers do not send values that are equal on all replicas anyway: those of seed generators, and
+the moving statistics of a synchronized BatchNormalization.
 """
 
 from __future__ import annotations
@@ -50,8 +50,9 @@ class FitRules(Rules):
     Attributes:
         reducer: Sums gradients over the workers during the backward pass; None if the gradients are
             summed after that pass.
-        sums: In a job, the variables that are sums over the workers, by their ids: at first those
-            of the metrics, later also others that a step has assigned to.
+        sums: In a job, the variables whose value is a sum over the workers, by their ids. At first
+            these are variables of metrics. When a step assigns to another such variable, that
+            variable is added.
         sums_are_parts: Whether variables with the aggregation "sum" hold only this worker's own
             sum, to which the sums of the other workers are not yet added.
     """
@@ -79,8 +80,9 @@ class FitRules(Rules):
     def begin(self, scopes: Sequence[ReplicaScope]) -> None:
         """Starts a step.
 
-        If the variables in `sums` have the total of all workers, they become zero on all workers
-        but the chief. So the old total counts once when the workers' variables are added up.
+        If the variables in `sums` have the total of all workers, they are set to zero on every
+        worker except the chief. So the old total counts only once when the workers' values are
+        added up again.
         """
         self._weight = scopes[0].weight
         self._committed.clear()
@@ -113,9 +115,11 @@ class FitRules(Rules):
     def own_value(
         self, scope: ReplicaScope, variable: keras.Variable, source: torch.Tensor | None
     ) -> torch.Tensor | None:
-        """Returns zeros if the replica's value of a sum starts from zero.
+        """Returns the value from which a replica starts: zeros, or None for the variable's value.
 
-        Returns None if the replica starts from the variable's value.
+        Zeros are for sums, such as those of metrics, on every replica except the first. In a job,
+        `begin` has already set the variables in `sums` to zero there, so for these the result is
+        None.
         """
         if source is None:
             raise UnsupportedError(
@@ -156,14 +160,20 @@ class FitRules(Rules):
         return self.compiled is None and keras_compat.stored_dtype(variable) != "bool"
 
     def pause(self, scopes: Sequence[ReplicaScope]) -> list[int]:
-        """Makes all variables but the sums equal on all workers, before cross-replica code runs."""
+        """Makes variables equal on all workers, because cross-replica code is about to run.
+
+        Variables with the aggregation "sum" are left out.
+        """
         written = self.commit(scopes, sums=False)
         self.exchange(sums=False)
         return written
 
     @torch.no_grad()
     def end(self, scopes: Sequence[ReplicaScope]) -> None:
-        """Ends a step in this process; the caller must then call `exchange`."""
+        """Combines the values of this process's replicas.
+
+        Afterwards the caller must call `exchange`, which combines the values of all workers.
+        """
         self.commit(scopes, sums=True)
         self._buffers += commit_buffers(scopes)
         if self.reducer is not None:
@@ -173,10 +183,10 @@ class FitRules(Rules):
     def exchange(
         self, logs: Sequence[torch.Tensor] = (), *, sums: bool = True
     ) -> list[torch.Tensor]:
-        """Makes the variables equal on all workers; returns the workers' sums of `logs`.
+        """Makes the variables equal on all workers; returns each of `logs` summed over the workers.
 
-        If `sums` is False, variables that are read as sums, such as those of metrics, keep only
-        this worker's own sum.
+        If `sums` is False, variables whose value is a sum over the workers, such as those of
+        metrics, keep only this worker's own sum.
         """
         committed, self._committed = list(self._committed.values()), {}
         buffers, self._buffers = self._buffers, []

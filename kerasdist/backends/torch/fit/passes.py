@@ -1,8 +1,8 @@
 """Calls a model in several passes, each with some rows of a batch, to save memory.
 
-Until the backward pass, a pass keeps only its inputs in memory. The backward pass computes the pass
-once more. The code that calls the model gets the outputs for all rows, so losses, metrics and
-updates are the same as after one call.
+Of each pass, only the inputs and the outputs stay in memory until the backward pass, which then
+computes the pass once more. The code that calls the model gets the outputs for all rows, so losses,
+metrics and updates are the same as after one call.
 """
 
 from __future__ import annotations

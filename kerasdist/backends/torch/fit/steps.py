@@ -18,7 +18,7 @@ from kerasdist.training.metrics import metrics_of
 
 
 def layers_with_buffers(model: Any) -> list[Any]:
-    """Returns those of a model and its layers that have registered torch buffers themselves."""
+    """Returns the layers of a model, and the model itself, that have torch buffers of their own."""
     layers = [model, *keras_compat.flat_layers(model)]
     # Wrappers are left out, because each replica has its own copies of the buffers of a wrapped
     # module.
@@ -69,7 +69,10 @@ def hinting() -> Generator[None]:
 
 
 def of_all(group: Group, own: object, purpose: str) -> Any:
-    """Returns the rows of all workers, one after another. All workers must call this function."""
+    """Returns the rows of all workers, one after another. All workers must call this function.
+
+    `purpose` says in error messages what the rows are for.
+    """
     if group.size == 1:
         return own
     present = [leaf for leaf in flatten(own) if leaf is not None]
@@ -81,8 +84,12 @@ def of_all(group: Group, own: object, purpose: str) -> Any:
 
 
 def uses_no_update(model: keras.Model) -> bool:
-    """Returns whether only Keras's own code runs after a step's update: that of the metrics."""
-    kinds = {one.__class__ for one in metrics_of(model)}  # `type` is kerasdist's for bound ones
+    """Returns whether a step does not depend on the updated weights after ``optimizer.apply``.
+
+    This is so if only Keras's own code follows: the update of metrics that Keras itself defines.
+    """
+    # For a metric that is bound to a strategy, `type` would return kerasdist's subclass.
+    kinds = {one.__class__ for one in metrics_of(model)}
     return (
         keras_compat.applies_directly(model.optimizer)
         and keras.metrics.MeanMetricWrapper not in kinds  # its function may be the user's

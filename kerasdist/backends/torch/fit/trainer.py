@@ -73,7 +73,7 @@ class TorchTrainer(ReplicatedTrainer):
 
     HOOKED = (*ReplicatedTrainer.HOOKED, "__call__", "zero_grad", "end_epoch")
 
-    # The rules of a step whose metrics are not yet summed over the workers; None otherwise.
+    # The rules of the last step if its metrics are not yet summed over the workers, else None.
     _unsummed: FitRules | None = None
 
     if TYPE_CHECKING:
@@ -121,7 +121,8 @@ class TorchTrainer(ReplicatedTrainer):
         """
         model, replicas, trains = self.model, self.replicas, step == "train_step"
         if trains and replicas.num_replicas > 1 and not replicas.on_cpu:
-            # Without these, Python code in torch's backward threads could not find its replica.
+            # By hooks in these parts of Keras, code that runs in torch's backward threads finds its
+            # replica (see `fit/backward.py`).
             keras_compat.internals.REMAT.require()
             keras_compat.internals.CUSTOM_GRADIENT.require()
 
@@ -177,7 +178,7 @@ class TorchTrainer(ReplicatedTrainer):
 
     @property
     def trial_class(self) -> type[Any]:
-        """The class of trials, which compare these devices with one device."""
+        """The class of `Trial` that compares a step on these devices with one device's step."""
         if self.replicas.is_plain:
             return super().trial_class
         from kerasdist.backends.torch.fit.trial import TorchTrial  # few programs need it
@@ -237,18 +238,21 @@ class TorchTrainer(ReplicatedTrainer):
             return step(batch)
 
     def _sum_metrics(self) -> bool:
-        """Sums metrics over the workers if the last step has not; returns whether it did so."""
+        """Sums metrics over the workers, unless the last step has summed them.
+
+        Returns whether this call has summed them.
+        """
         rules, self._unsummed = self._unsummed, None
         if rules is not None:
             rules.exchange()
         return rules is not None
 
     def _divided(self, batch: Any) -> tuple[Any, list[Part] | None]:
-        """Returns a batch, and its local batches or None if the batch is not divided."""
+        """Returns a batch and its local batches, which are None if the batch is not divided."""
         replicas = self.replicas
         if isinstance(batch, WorkerShard) and not batch.least:
-            # A worker has no rows of this batch. So all rows are gathered, and are then divided
-            # evenly over the workers.
+            # At least one worker has no rows of this batch. So all rows are gathered, and are then
+            # divided evenly over the workers.
             batch = of_all(replicas.group, batch.rows, "divide a batch")
         if replicas.is_plain or current.replica is not None:
             return batch, None
@@ -275,7 +279,7 @@ class TorchTrainer(ReplicatedTrainer):
     def build_symbolically(
         self, original: Original, iterator: Any = None, data_batch: Any = None
     ) -> None:
-        """Builds unbuilt layers; in place of a `WorkerShard` Keras gets the shard's rows."""
+        """Builds unbuilt layers. Keras does not know `WorkerShard`, so it gets the shard's rows."""
         seen = None if iterator is None else _rows_alone(iterator)
         super().build_symbolically(original, seen, data_batch)
 
@@ -286,7 +290,8 @@ class TorchTrainer(ReplicatedTrainer):
                 'weights that are sharded (sharding="full"), which each pass would gather, or that '
                 "a LayoutMap divides"
             )
-        # Read directly, because torch's compiler cannot trace `uses_torch_compile`.
+        # `jit_compile` is read directly, because torch's compiler cannot trace
+        # `uses_torch_compile`.
         if self.model.jit_compile:
             raise refused("jit_compile=True")
         super().require_passes()

@@ -31,7 +31,10 @@ class TorchTrial(Trial):
 
     @classmethod
     def gathered(cls, replicas: Any, batch: Any, *, spares: bool) -> TriedBatch:
-        """Returns a `TriedBatch` with the rows of all workers. All workers must call it."""
+        """Returns a `TriedBatch` with the rows of all workers, or with the first ones if `spares`.
+
+        All workers must call this method.
+        """
         if not isinstance(batch, WorkerShard):
             return super().gathered(replicas, batch, spares=spares)
         group, purpose = replicas.group, "check a batch"
@@ -142,7 +145,8 @@ class _Drawing:
         if name == "aten.native_dropout":  # used on GPUs; in a trial it drops nothing
             return args[0].clone(), torch.ones_like(args[0], dtype=torch.bool)
         if name == "aten.randperm":
-            # One device would permute more rows than a replica, so a trial permutes no rows.
+            # One device would permute more rows than a replica does, so their results could not be
+            # compared. So in a trial rows keep their order.
             drawn = func(*args, **kwargs)
             return torch.arange(len(drawn), device=drawn.device).to(drawn.dtype)
         call = partial(self._call, func, args, kwargs)

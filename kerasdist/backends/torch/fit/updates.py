@@ -22,7 +22,8 @@ from kerasdist.backends.torch.workers.buckets import in_buckets
 from kerasdist.core import ownership
 from kerasdist.core.context import current
 
-# The most bytes of a group's gradients: a group fits into a CPU's cache, or keeps a GPU busy.
+# The most bytes of a group's gradients. On a CPU a group must fit into the cache; on a GPU it must
+# be large enough to keep the GPU busy.
 _BYTES_ON_CPU, _BYTES_ON_GPU = 2**21, 2**28
 
 
@@ -39,9 +40,10 @@ def _in_groups(original: Callable[..., None]) -> Callable[..., None]:
         trainable_variables: Sequence[keras.Variable],
         learning_rate: Any,
     ) -> None:
-        # Nadam changes a variable of its own in each update, so Nadam updates all weights at once.
-        # Other optimizers update each weight independently of the other weights. The sparse
-        # gradients of torch's own embeddings have no size in bytes, so they are not grouped.
+        # Nadam multiplies a variable of its own by a factor each time that it is called, so it is
+        # called only once, for all weights. Other optimizers update each weight independently of
+        # the other weights. The sparse gradients of torch's own embeddings have no size in bytes,
+        # so they are not grouped.
         if (
             ownership.strategy_of(trainable_variables[0]) is None
             or isinstance(optimizer, keras.optimizers.Nadam)

@@ -173,7 +173,10 @@ class TorchCollectives(Collectives):
         self._meet(self.label(f"assignment to {variable.path}"), value.detach(), assign)
 
     def equal_writes(self) -> AbstractContextManager[None]:
-        """Returns a context for code in which all replicas assign equal values; none are sent."""
+        """Returns a context for code in which all replicas assign equal values to variables.
+
+        So the replicas do not send these values to each other.
+        """
         return replaced(self.scope, "writes_equal", True)
 
     def apply_gradients(
@@ -285,7 +288,7 @@ class TorchCollectives(Collectives):
         return total
 
     def exchange(self, label: str, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Sums the replicas' tensors; returns the sums, which this replica may change."""
+        """Returns the sums of the replicas' tensors. This replica may change its sums in place."""
 
         def sums(brought: Sequence[Sequence[torch.Tensor]]) -> list[torch.Tensor]:
             return self._shared.group.sums(

@@ -160,7 +160,10 @@ class TorchReplicaSet(ReplicaSet):
         return min(map(_free_bytes, gpus), default=None)
 
     def data_adapter(self, adapter: Any) -> Any:
-        """Returns an adapter that yields this worker's rows of arrays, all rows of other data."""
+        """Returns an adapter that yields this worker's rows of arrays.
+
+        For other data, the adapter yields all rows.
+        """
         # A model in a replica may call another model's `predict`, whose batches are not divided.
         if self.job is None or current.replica is not None or isinstance(adapter, WorkerBatches):
             return adapter
@@ -495,7 +498,7 @@ class TorchRunner(Runner):
         return shards.read(variable).detach().clone()
 
     def copies_of(self, variable: keras.Variable) -> tuple[torch.Tensor, ...]:
-        """Returns the value of a variable that each replica of this process would read."""
+        """Returns, for each replica of this process, the value that it would read of a variable."""
         found = [
             self._components.component(variable, rank, device)
             for rank, device in zip(self._replica_set.local_replicas, self._devices, strict=True)

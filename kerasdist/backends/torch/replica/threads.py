@@ -7,10 +7,11 @@ step would keep its team of OpenMP threads. If the teams together had more threa
 cores, OpenMP would slow down all steps of the process, also those of plain models.
 
 At a collective (`meet`) each replica gives a value, the last replica to arrive combines the values,
-and all replicas get the result; a replica that does not need the result does not wait for it. A
-replica ends the step for all others if it raises an error, if it
-ends its step while others wait, if it makes another call than the others, or if it does not arrive
-in time. Then every replica that waits or arrives later gets a `ReplicaError`.
+and all replicas get the result. A replica that does not need the result does not wait for it.
+
+One replica can end the step for all others: if it raises an error, ends its step while others wait,
+makes another call than the others, or does not arrive in time. Then every replica that waits or
+arrives later gets a `ReplicaError`.
 
 The threads take turns: only one thread runs at a time, from one collective to the next, and always
 in the same order. So replicas can share the state that Keras's layers and torch keep once per
@@ -125,7 +126,8 @@ class ReplicaThreads:
         is_last = False
         kept = self._kept
         taken = kept.take() if kept else {}
-        if rank in self._arrived and self._broken is None:  # the last call had not waited
+        # In its last call this replica did not wait, and other replicas have not arrived there yet.
+        if rank in self._arrived and self._broken is None:
             with self._lock:
                 self._pass_turn()
             self._wait(rank)

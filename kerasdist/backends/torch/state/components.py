@@ -94,8 +94,8 @@ class Components:
             variables: Variables that have components.
             columns: For each variable, its components on the replicas of this process.
         """
-        # Only these variables have an aggregate. The own value of each other variable is its first
-        # replica's component.
+        # The indices of the variables that have an aggregate. The own value of any other variable
+        # is the first replica's component.
         shared = [
             index
             for index, variable in enumerate(variables)

@@ -158,8 +158,8 @@ class GatheredWeights(ShardedWeights):
         self._ahead: dict[WeightGroup, tuple[Waitable, torch.Tensor]] = {}
         self._by_address: dict[int, Leaf] = {}
         self._used: WeightGroup | None = None
-        # The point that the step has reached; for each point of earlier steps, which group was used
-        # next.
+        # The point that the current step has reached. `_following` has, for each point of earlier
+        # steps, the group that was used next.
         self._place: _Place = (0, None, False)
         self._following: dict[_Place, WeightGroup | None] = {}
 

@@ -33,7 +33,11 @@ class LayoutShard(Shard):
         groups: tuple[ProcessGroup, ProcessGroup],
         why: str,
     ) -> None:
-        """Reads a layout: `names` has a mesh axis, or None, for each axis of the variable."""
+        """Reads a layout: `names` has a mesh axis, or None, for each axis of the variable.
+
+        `axes` are the names of the mesh's two axes: that of the replicas, and that of the workers
+        of a replica. `groups` are this worker's row and column of the mesh.
+        """
         across, inside = axes
         self.row, self.column = groups
         super().__init__(shape, self.row)
@@ -70,7 +74,10 @@ class LayoutShard(Shard):
         return _block(whole, self.inner, self.row)
 
     def part_of(self, gradient: torch.Tensor) -> torch.Tensor:
-        """Returns this worker's part of a full gradient; a gradient that is a part is unchanged."""
+        """Returns this worker's part of a full gradient.
+
+        If `gradient` is already a part, returns it as it is.
+        """
         return self.cut_inside(gradient) if tuple(gradient.shape) == self.shape else gradient
 
     def cut_across(self, part: Any) -> Any:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @final
 class LayoutOptimizer(ShardedOptimizer):
-    """The sharded state of an optimizer, whose variables are laid out like their weights."""
+    """The sharded state of an optimizer. Each of its variables has the layout of its weight."""
 
     def __init__(
         self, optimizer: keras.optimizers.Optimizer, row: ProcessGroup, column: ProcessGroup

@@ -19,8 +19,8 @@ class ReadRecorder(keras_compat.InnerScope):
     """Records which variables are read, and leaves reads and writes to the enclosing scope.
 
     Autograd returns None as the gradient of every variable that does not affect the result. But the
-    gradient shall be None only for a variable that was not read. If a variable was read, the
-    gradient shall be zeros.
+    gradient shall be None only for a variable that was not read. If a variable was read, but does
+    not affect the result, the gradient shall be zeros.
     """
 
     def __init__(self, variables: Sequence[keras.Variable]) -> None:

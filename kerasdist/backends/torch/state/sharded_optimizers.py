@@ -130,7 +130,10 @@ class ShardedOptimizer:
 def _state_of(
     optimizer: keras.optimizers.Optimizer, weights: Sequence[keras.Variable]
 ) -> ShardedOptimizer | None:
-    """Returns the sharded state of an optimizer, or of its inner optimizer; None if not sharded."""
+    """Returns the sharded state of an optimizer; None if its state is not sharded.
+
+    The state of a LossScaleOptimizer is that of its inner optimizer.
+    """
     if current.trial is not None:  # in a trial, no state is sharded
         return None
     updating = keras_compat.updating(optimizer)
@@ -305,8 +308,8 @@ class ShardRules(abc.ABC):
         self._job.assert_equal("sharded variables", {"new variable": made})
         shard = self.new_shard(variable)
         shards.shard_without_values(variable, initializer, shard, self._workers)
-        # The values may be drawn later only if they are then the same as now. This is so for
-        # Keras's own initializers whose seed, if they have one, is a number.
+        # The values may be drawn later only if a later draw gives the same values as a draw now.
+        # This is true for Keras's own initializers whose seed, if they have one, is a number.
         is_fixed = isinstance(getattr(initializer, "seed", 0), int)
         if not (is_fixed and keras_compat.is_builtin(type(initializer))):
             shards.draw_one(variable, shard, self._workers)
@@ -358,8 +361,8 @@ class RulesBySize(ShardRules):
         if self._sharding.is_small(variable.shape) or variable.overwrite_with_gradient:
             return False
         dtype = keras_compat.stored_dtype(variable)
-        # Of untrained variables, only quantized weights and their scales are sharded. A step may
-        # assign to the others.
+        # Of untrained variables, only quantized weights and their scales are sharded. Others are
+        # whole on each worker, because a step may assign to them.
         is_weight = variable.trainable or variable.name.endswith("_scale")  # of quantized weights
         is_quantized = dtype == "int8" or (dtype == "uint8" and variable.name.startswith("kernel"))
         return is_quantized or (keras.backend.is_float_dtype(dtype) and is_weight)

@@ -170,7 +170,7 @@ class WeightGroup:
     def full_values(
         self, gathered: torch.Tensor
     ) -> Generator[tuple[keras.Variable, Shard, torch.Tensor]]:
-        """Yields each weight that still exists, with a copy of its full value from a message."""
+        """Yields each weight that still exists, with a copy of its full value from the message."""
         lengths = [shard.length * dtype.itemsize for _, shard, dtype in self._members]
         columns = gathered.view(self._group.size, -1).split(lengths, 1)
         for (reference, shard, dtype), column in zip(self._members, columns, strict=True):
@@ -314,7 +314,10 @@ def held_shards(variable: keras.Variable) -> list[HeldShard]:
 
 @contextmanager
 def held_whole(variables: Iterable[keras.Variable]) -> Generator[None]:
-    """Lets each worker hold all of these variables inside the block. All workers must enter it."""
+    """Lets each worker hold the full values of these variables inside the block.
+
+    After the block each worker keeps its shards of the values. All workers must enter the context.
+    """
     held: list[tuple[keras.Variable, Shard, torch.Tensor]] = []
     whole: list[tuple[keras.Variable, torch.Tensor]] = []
     for variable in variables:

@@ -84,7 +84,7 @@ class Leaf:
         self._is_filled = True
 
     def release(self) -> None:
-        """Frees the gathered weight."""
+        """Frees the weight's values, if they were gathered over the replicas."""
         if self._is_gathered:
             self._part.untyped_storage().resize_(0)
             self._is_filled = False
@@ -128,7 +128,7 @@ class LayoutWeights(ShardedWeights):
 
     @contextmanager
     def in_step(self) -> Generator[None]:
-        """Lets the block compute with DTensors, and a replica's workers draw equal numbers."""
+        """Lets the block compute with DTensors; a replica's workers draw equal random numbers."""
         draw_all()
         self._reader.require_useful()
         hook = register_module_forward_hook(self._lay_out_output)
@@ -138,7 +138,8 @@ class LayoutWeights(ShardedWeights):
             finally:
                 hook.remove()
                 self.release()
-        # The paths of outputs are known only after a step, so the map's keys are checked again.
+        # Only after a step are the paths of the layers' outputs known. So now the map's keys are
+        # compared with these paths, too.
         self._reader.require_useful()
 
     def _lay_out_output(self, layer: torch.nn.Module, _: object, outputs: object) -> Any:

@@ -80,8 +80,8 @@ class Rules(abc.ABC):
 
     Attributes:
         is_fit: Whether these are the rules of `fit`, `evaluate` and `predict`.
-        kept: Keeps the state of users' Python objects separately for each replica; None if it need
-            not be kept.
+        kept: Keeps the state of users' Python objects separately for each replica; None if the
+            replicas may share this state.
         compiled: Calls a model in compiled form; None if models run uncompiled.
         ends_with_update: Whether no code of a step after ``optimizer.apply`` depends on the update,
             so that a replica need not wait there for the others.
@@ -92,7 +92,7 @@ class Rules(abc.ABC):
     kept: KeptState | None = None
     compiled: Callable[..., Any] | None = None
 
-    def begin(self, scopes: Sequence[ReplicaScope]) -> None:  # noqa: B027  loops need none
+    def begin(self, scopes: Sequence[ReplicaScope]) -> None:  # noqa: B027  in loops it does nothing
         """Starts a step of the replicas of this process."""
 
     def is_short(self, batch: object) -> bool:
@@ -129,7 +129,10 @@ class Rules(abc.ABC):
 
     @abc.abstractmethod
     def pause(self, scopes: Sequence[ReplicaScope]) -> list[int]:
-        """Commits assignments on all workers, before cross-replica code runs within a step."""
+        """Commits assignments on all workers, before cross-replica code runs within a step.
+
+        Returns the ids of the variables that were written, as `commit` does.
+        """
 
     @abc.abstractmethod
     def end(self, scopes: Sequence[ReplicaScope]) -> None:

@@ -82,7 +82,7 @@ class Bucket:
         self.work = None  # frees the compressed copy that torch's work object may hold
 
     def total(self, place: int) -> torch.Tensor:
-        """Returns the sum of a gradient."""
+        """Returns one gradient's sum over the workers."""
         return self.gradients[place]
 
 
@@ -134,7 +134,7 @@ class ShardedBucket:
             return self._sum.wait(seconds)
 
     def total(self, place: int) -> torch.Tensor:
-        """Returns this worker's shard of a sum."""
+        """Returns this worker's shard of one gradient's sum over the workers."""
         shard = self._shards[place]
         if not self._parts:
             assert self._sum is not None
@@ -168,7 +168,8 @@ class Buckets:
         The keys of `like` and `shards` are indices of an optimizer's `count` variables. `like` has
         tensors with the shapes and types of the gradients. For an index in `shards`, this worker
         gets only its shard of the gradient's sum. `beside_gathers`: whether weights are gathered at
-        the same time. `metrics`: how many numbers of metrics are summed with the last bucket.
+        the same time. `last_bytes`: the most bytes of gradients in the last bucket. `metrics`: how
+        many numbers of metrics are summed with the last bucket.
         """
         channel = _channel(group, beside_gathers)
         summed_whole = {index: one for index, one in like.items() if index not in shards}
@@ -216,7 +217,7 @@ class Buckets:
         return bucket.put(place, None if gradient is None else gradient.to_dense(), weight)
 
     def start_full(self) -> None:
-        """Starts the sums of full buckets, except of the last bucket, which `start_last` starts."""
+        """Starts the sums of full buckets, but not the last bucket's, which `start_last` starts."""
         self._start(len(self._buckets) - 1)
 
     @torch.no_grad()
@@ -336,7 +337,10 @@ class GradientSum:
 
 
 def shape_of(variable: keras.Variable) -> torch.Tensor:
-    """Returns a tensor of a gradient's shape and type, which has no memory of its own."""
+    """Returns a tensor with the shape and type of a variable's gradient.
+
+    The memory of the tensor has only one element, which serves all positions.
+    """
     stored, shard = keras_compat.stored_value(variable).detach(), shard_of(variable)
     shape = tuple(variable.shape) if shard is None else shard.gradient_shape
     return stored.new_zeros(()).expand(shape)
@@ -349,7 +353,7 @@ def _channel(group: ProcessGroup, beside_gathers: bool) -> ProcessGroup:
 def _sharded_together(
     like: Mapping[int, torch.Tensor], shards: Mapping[int, Shard], most_bytes: int | None
 ) -> list[list[int]]:
-    """Groups the indices of sharded variables: by `WeightGroup`, or without a group by size."""
+    """Groups the indices of sharded variables by `WeightGroup`, or by size if they have none."""
     groups: dict[tuple[int, torch.dtype], list[int]] = {}
     alone: dict[int, torch.Tensor] = {}
     for index, tensor in like.items():
@@ -367,7 +371,10 @@ def in_buckets(
     most_bytes: int | None = None,
     first_bytes: int | None = None,
 ) -> list[list[int]]:
-    """Groups the indices of neighbouring tensors of one type and device, up to a size."""
+    """Groups the indices of neighbouring tensors of one type and device.
+
+    A group with several tensors has at most `most_bytes`, the first group at most `first_bytes`.
+    """
     most = most_bytes or _BUCKET_BYTES
     found: list[list[int]] = []
     filled, limit = 0, min(most, first_bytes or most)

@@ -110,7 +110,10 @@ def _backend() -> str:
 
 
 def _new_group(timeout: timedelta, ranks: Sequence[int] | None = None) -> dist.ProcessGroup:
-    """Makes a group of the workers in `ranks`, or of all workers. Exactly these must call it."""
+    """Makes a group of the workers in `ranks`, or of all workers.
+
+    All workers of the group must call this function, and no others.
+    """
     with listening.waiting_their_turn():
         group: Any = dist.new_group(
             None if ranks is None else list(ranks),
@@ -154,8 +157,8 @@ class Group:
     Attributes:
         rank: This process's number.
         size: How many processes there are.
-        is_first: False in a group of one machine's workers, or of one row of a mesh, to which the
-            chief does not belong; True in other groups.
+        is_first: In a group of one machine's workers, or of one row of a mesh: whether the job's
+            chief is one of them. True in all other groups.
         gradients_travel_as: The name of the type in which gradients are sent; None for their own
             type.
     """
@@ -191,7 +194,10 @@ class Group:
         return [(tensor, 0) for tensor in tensors]
 
     def chiefs(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Returns a tensor whose sum over the workers is the chief's; booleans become uint8."""
+        """Returns the tensor on the chief, and zeros elsewhere; booleans become uint8.
+
+        So a sum of the results over the workers is the chief's tensor.
+        """
         bits = tensor.view(torch.uint8) if tensor.dtype == torch.bool else tensor
         return torch.zeros_like(bits) if self.rank else bits
 
@@ -204,7 +210,10 @@ class Waitable(Protocol):
 
 
 def _wait_in_thread(work: Waitable) -> futures.Future[object]:
-    """Waits for a collective of Gloo in a new thread. Gloo then frees the copy that it has sent."""
+    """Waits for a collective of Gloo in a new thread.
+
+    When the collective is done, Gloo frees the copy of the tensor that it has sent.
+    """
     done: futures.Future[object] = futures.Future()
 
     def wait() -> None:
@@ -404,7 +413,7 @@ class ProcessGroup(Group):
 
     @torch.no_grad()
     def from_chief(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Returns the chief's tensors, in one message."""
+        """Returns the chief's tensors, which the chief sends in one message."""
         if not tensors:
             return []
         parts = [bytes_of(tensor, self.device) for tensor in tensors]

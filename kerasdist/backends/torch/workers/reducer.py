@@ -43,7 +43,10 @@ _LAST_BYTES = 2**20
 
 @final
 class GradientReducer:
-    """Sums the gradients of one model's training steps, and the metrics that come before them."""
+    """Sums the gradients of one model's training steps over the workers.
+
+    Also sums the metrics that a step updates before its last gradient is complete.
+    """
 
     def __init__(
         self, model: Any, gradient_sum: GradientSum, sums: Mapping[int, keras.Variable]
@@ -58,17 +61,21 @@ class GradientReducer:
         # The variables of `sums` that a step writes only before its last gradient. The first step
         # shows which these are.
         self._early: list[keras.Variable] = []
-        # What the first step wrote before its last gradient; None in all other steps.
+        # By variable id: the values of metrics that the first step wrote before its last gradient.
+        # None in all other steps.
         self._seen: dict[int, torch.Tensor] | None = None
         self._buckets: HookedBuckets | None = None
         # The ids of parameters without a gradient on any worker; None before the first step.
         self._unreached: set[int] | None = None
 
     def begin(self, scope: ReplicaScope) -> None:
-        """Starts a step of the replica with this scope, with new buckets if the old do not fit."""
+        """Starts a step of the replica with this scope.
+
+        Makes new buckets if there are none, or if the old ones no longer fit the model.
+        """
         optimizer = self._model.optimizer
-        # An optimizer that does not apply gradients directly may change them first, so its
-        # gradients get no buckets.
+        # An `apply` that is not Keras's own may change the gradients before they are summed, so
+        # the gradients get no buckets.
         if not keras_compat.applies_directly(optimizer):
             self._drop()
             return
@@ -229,7 +236,8 @@ class HookedBuckets(Buckets):
             internals.CALL_AFTER_BACKWARD.value(
                 lambda: setattr(weights, "are_differentiated", True)
             )
-        # torch's own gradient is freed here; a sharded parameter keeps no gradient.
+        # The parameter's `grad` becomes the gradient's view in the bucket, so torch's own gradient
+        # is freed. The `grad` of a sharded parameter becomes None.
         gradient = parameter.grad
         if weights is not None and gradient is not None:
             gradient = weights.own_gradient(gradient, self._variables[index])
@@ -257,7 +265,10 @@ class HookedBuckets(Buckets):
         super().start_last(present)
 
     def early(self, sums: Mapping[int, keras.Variable]) -> dict[int, torch.Tensor]:
-        """Returns the values that this step has written and that the last bucket can sum, by id."""
+        """Returns, by id, the values of `sums` that this step has written up to now.
+
+        Leaves out values that the last bucket cannot sum, such as those of another type.
+        """
         scope, kind = self._scope, (self.metrics.dtype, self.metrics.device, ())
         own = {key: scope.state_mapping[key] for key in sums if key in scope.written}
         return {key: one for key, one in own.items() if (one.dtype, one.device, one.shape) == kind}

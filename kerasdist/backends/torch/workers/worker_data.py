@@ -1,4 +1,4 @@
-"""Data adapters of a worker. Of arrays a worker reads only its own rows, of other data all rows.
+"""Data adapters of a worker. From arrays it reads only its own rows, from other data all rows.
 
 Rows are copied to a GPU one batch ahead, from page-locked memory
 (`kerasdist.backends.torch.replica.placing.move`) and in a CUDA stream of their own.
@@ -35,7 +35,7 @@ class OwnRowsAdapter(WrappedAdapter):
         self._device = device
 
     def get_torch_dataloader(self) -> Iterator[Any]:
-        """Returns the rows, of which no others are read."""
+        """Returns an iterator over this worker's rows of each batch. Other rows are not read."""
         found = keras_compat.torch_rows(self._inner, self._own_numbers)
         if self._device.type == "cuda":
             found = ahead(_on_host(found), self._device)
@@ -72,7 +72,7 @@ class WholeBatchesAdapter(WrappedAdapter):
         self._first_batches = first_batches
 
     def begun(self, make: Callable[[], Iterator[Any]]) -> Iterator[Any]:
-        """Returns the batches of the source, which it records."""
+        """Returns the batches of the source, and records them for the comparison of workers."""
         return self._first_batches.recorded(make())
 
 
