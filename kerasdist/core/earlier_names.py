@@ -224,7 +224,11 @@ def resolve(of: str, owner: object, name: str) -> Any:
 
 
 class EarlierNames:
-    """A mixin for classes of `tf.distribute`: resolves or explains names that kerasdist lacks."""
+    """A mixin for classes that `tf.distribute` has too.
+
+    A renamed attribute is found under its earlier name. For any other missing attribute, the error
+    says what to write instead.
+    """
 
     if not TYPE_CHECKING:
 

@@ -53,7 +53,10 @@ def map_leaves(function: Callable[[Any], Any], structure: object) -> Any:
 
 
 def transpose(structures: Sequence[Any], merged: Callable[[Sequence[Any]], Any]) -> Any:
-    """Merges one structure per replica into one; `merged` gets the replicas' values of a leaf."""
+    """Merges the replicas' structures, which must have the same form, into one structure.
+
+    For each leaf, `merged` gets the values of all replicas, and returns the value in the result.
+    """
     first = structures[0]
     if isinstance(first, dict):
         _check(structures, lambda one: isinstance(one, dict) and one.keys() == first.keys())

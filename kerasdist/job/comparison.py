@@ -143,14 +143,15 @@ class BatchHistory:
         stretch.steps += 1  # set last, so that a report has the form of each step that it counts
 
     def end(self) -> dict[str, Any]:
-        """Reports that no step follows before the next `clear`; returns the report."""
+        """Records that no step follows before the next call of `clear`, and returns the report."""
         self._stretch.ended = True
         return self.report()
 
     def report(self) -> dict[str, Any]:
         """Returns the report, as JSON, on the batches since the last call of `clear`."""
         stretch = self._stretch
-        ended = stretch.ended  # read before `steps`: if it is True, `steps` counts all steps
+        # `ended` is read before `steps`. So if it is True, no step is missing in `steps`.
+        ended = stretch.ended
         steps, changes = stretch.steps, stretch.changes[:]
         begun = steps if self._count_begun is None else self._count_begun() - stretch.begun_before
         found = {"stretch": stretch.number, "steps": steps, "begun": begun, "changes": changes}

@@ -116,8 +116,8 @@ class Job:
         """Returns how many workers each machine has. All workers must call this method.
 
         Two workers with neighbouring ranks are on two machines if the machines' names differ.
-        Copies of a virtual machine may have the same name. So the workers also are on two machines
-        if the local rank of the second worker is not larger than that of the first worker.
+        Copies of a virtual machine may have the same name. So the two workers also count as being
+        on two machines if the local rank of the second one is not larger than that of the first.
 
         Raises:
             ClusterError: If a machine has more workers than another machine.

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 Launcher = Literal["processes", "threads"]
 
-# `_joined`: one text with the devices of all workers, in the order of their ranks, after this
-# process has joined a job by making a `MirroredStrategy`.
+# `_joined`: empty until this process has joined a job by making a `MirroredStrategy`. Then it has
+# one text: the devices of all workers, in the order of their ranks, or `EACH_ITS_OWN`.
 # `_ranks`: the processes of the other workers, if this process has started them.
 _joined: list[str] = []
 _ranks: list[Ranks] = []
@@ -67,7 +67,10 @@ def why_not_again() -> str | None:
 
 
 def why_not_unasked() -> str | None:
-    """Returns why a user would not expect copies of this process; None if there is no reason."""
+    """Returns why this process should not be started again unless the user has asked for it.
+
+    Returns None if there is no reason.
+    """
     file = str(getattr(sys.modules["__main__"], "__file__", ""))
     if file.startswith(LIBRARIES):
         return f"the program that runs here is not a script of yours, but {file}"
@@ -188,7 +191,10 @@ def check_same(devices: Sequence[Device], told: str) -> None:
 
 
 def after_joining(told: str) -> None:
-    """Records that this process has joined its job by a `MirroredStrategy`."""
+    """Records that this process has joined its job by making a `MirroredStrategy`.
+
+    `told` is the result of `devices_from_launcher` or `start`.
+    """
     if not _joined:
         _joined.append(told)
         os.environ[MIRRORED] = JOINED
