@@ -268,7 +268,10 @@ def strategy_in_force() -> StrategyLike:
 
 
 def replica_context_in_force() -> ReplicaLike | None:
-    """Returns the context of the replica whose code is running, None in cross-replica code."""
+    """Returns the context of the replica whose code is running, None in cross-replica code.
+
+    Outside of every scope, returns the context of the default strategy's only replica.
+    """
     if current.replicas:
         return current.replicas[-1]
     if current.scopes and current.scopes[-1] is not default_strategy():

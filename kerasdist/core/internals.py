@@ -114,7 +114,7 @@ class Internal:
         return getattr(owner, name, name)
 
     def of(self, instance: object) -> Any:
-        """Returns the value of this attribute of an object.
+        """Returns the value of an object's attribute, if this internal is the name of an attribute.
 
         Raises:
             VersionError: If the object has no such attribute.
@@ -125,7 +125,7 @@ class Internal:
         return value
 
     def set(self, instance: object, value: object) -> None:
-        """Sets this attribute of an object; raises a `VersionError` if the object has none."""
+        """Sets the attribute that `of` returns; raises a `VersionError` if the object has none."""
         self.of(instance)
         setattr(instance, self.attribute, value)
 
@@ -155,7 +155,7 @@ def internal(
 
 
 def internals_of(table: ModuleType) -> dict[str, Internal]:
-    """Returns the internals that a module declares, by the names of its variables."""
+    """Returns the internals that a module declares; the keys are the names of its variables."""
     return {name: value for name, value in vars(table).items() if isinstance(value, Internal)}
 
 

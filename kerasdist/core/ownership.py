@@ -89,7 +89,10 @@ def is_slot(variable: Any) -> bool:
 
 
 def weight_of(variable: Any) -> Any:
-    """Returns the weight to which an optimizer's variable belongs, or any other variable itself."""
+    """Returns the weight to which an optimizer's variable belongs.
+
+    If `variable` is not an optimizer's, or belongs to no weight, returns `variable` itself.
+    """
     known = _weights.get(variable)
     return variable if known is None or known[0] is None else known[0]
 

@@ -38,7 +38,7 @@ def flatten(structure: object) -> list[Any]:
 
 
 def pack(structure: object, leaves: Iterable[Any]) -> Any:
-    """Returns a structure of the same form with other leaves."""
+    """Returns a structure of the same form with other leaves, in the order of `flatten`."""
     remaining = iter(leaves)
     return map_leaves(lambda _: next(remaining), structure)
 

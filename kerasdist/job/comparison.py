@@ -17,7 +17,7 @@ Value = TypeVar("Value", bound=Hashable)
 # How many characters of a value a message shows.
 _SHOWN = 200
 
-# How many further differences a message names.
+# How many differences a message names besides the first one, which it shows with its values.
 _MORE = 4
 
 NAMED = 8
@@ -178,7 +178,7 @@ class _Stretch:
 
 
 Report = Mapping[str, Any]
-"""A worker's report on its batches, as JSON; `check_report` checks its form."""
+"""A worker's report on its batches, as `BatchHistory.report` returns it."""
 
 # A difference ends the job only after this many further steps. If the epoch ends before that, the
 # comparison at the end of the epoch raises an error, which a script can handle. But workers may

@@ -84,7 +84,7 @@ def _content(path: Path) -> bytes:
 
 
 MAX_BYTES = 4096
-"""The largest message that is read from a peer that has not yet proved its membership."""
+"""The size of the largest message that is read from a peer before it has proved its membership."""
 
 SECONDS = 10.0
 """The seconds in which a peer must prove its membership."""

@@ -154,7 +154,7 @@ class Monitor:
             self._end_with(error, interruption.described_wait(error, trace))
         self._shown_by(kind, error, trace)
         if isinstance(error, JobError) and self._client.failure is not None:
-            # The process ends at once, because frameworks would wait for the lost worker.
+            # The process ends at once. In a normal exit, frameworks would wait for the lost worker.
             self._end_with(error, "")
         knows_of_loss = isinstance(error, WorkerLostError)
         if knows_of_loss or may_be_a_loss(error):

@@ -125,7 +125,11 @@ class Timeouts:
 
     @classmethod
     def of_environment(cls, environ: Mapping[str, str] = os.environ) -> Timeouts:
-        """Reads ``KERASDIST_JOIN_TIMEOUT``, ``_HEARTBEAT_TIMEOUT`` and ``_MEETING_TIMEOUT``."""
+        """Returns the time-outs that environment variables set, and the defaults of the others.
+
+        The variables are ``KERASDIST_JOIN_TIMEOUT``, ``KERASDIST_HEARTBEAT_TIMEOUT`` and
+        ``KERASDIST_MEETING_TIMEOUT``.
+        """
         given: dict[str, float] = {}
         for field in fields(cls):
             name = f"KERASDIST_{field.name.upper()}_TIMEOUT"

@@ -36,7 +36,7 @@ _ranks: list[Ranks] = []
 
 
 def is_child() -> bool:
-    """Returns whether multiprocessing has started this process, as data loaders do.
+    """Returns whether multiprocessing has started this process, for example for a data loader.
 
     Such a process first imports the script. During the import `parent_process()` is still None, but
     multiprocessing has set the attribute `_inheriting` of the process.
@@ -46,7 +46,7 @@ def is_child() -> bool:
 
 
 def command() -> tuple[str, ...]:
-    """Returns the command that starts this process again, if `why_not_again()` is None."""
+    """Returns the command that starts this program again. `why_not_again()` must be None."""
     words = [sys.executable, *sys.orig_argv[1:]]
     main = sys.modules["__main__"]
     if main.__spec__ is None:  # a script, which may have changed the working folder
@@ -208,7 +208,11 @@ def _by_rank(devices: Sequence[Device]) -> list[str]:
 
 
 def _other_job() -> str | None:
-    """Returns what makes this process a worker or a job of its own; None if nothing does."""
+    """Returns why this process cannot be the first worker of a job that the script starts.
+
+    The process may already be a worker of another job, or the user may want it to be alone. Returns
+    None if neither is so.
+    """
     if kerasdist_variables.is_independent(None):
         return f"{kerasdist_variables.CLUSTER}=none makes this process a job of its own"
     for source, answer in detection.findings().items():

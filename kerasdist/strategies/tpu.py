@@ -297,7 +297,8 @@ if not TYPE_CHECKING:
     def __getattr__(name: str) -> Any:
         """Lets users write ``kerasdist.tpu.experimental``, as in ``tf.tpu.experimental``.
 
-        It is this module itself. For any other name, the error says what to write instead.
+        It is this module itself. For other names that TensorFlow has there, the error says what to
+        write instead.
         """
         module = sys.modules[__name__]
         return module if name == "experimental" else resolve("kerasdist.tpu", module, name)
