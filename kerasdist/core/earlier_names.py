@@ -227,8 +227,8 @@ def resolve(of: str, owner: object, name: str) -> Any:
 class EarlierNames:
     """A mixin for classes that `tf.distribute` has too.
 
-    A renamed attribute is found under its earlier name. For any other missing attribute, the error
-    says what to write instead.
+    A renamed attribute is found under its earlier name. For any other attribute that only
+    `tf.distribute` has, the error says what to write instead.
     """
 
     if not TYPE_CHECKING:

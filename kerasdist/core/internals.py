@@ -114,7 +114,7 @@ class Internal:
         return getattr(owner, name, name)
 
     def of(self, instance: object) -> Any:
-        """Returns the value of an object's attribute, if this internal is the name of an attribute.
+        """Returns an attribute of an object: the attribute that this internal names.
 
         Raises:
             VersionError: If the object has no such attribute.

@@ -60,7 +60,7 @@ class DroppedInterrupts:
             signal.signal(signal.SIGINT, self._handle)
 
     def raise_again(self) -> None:
-        """Raises a KeyboardInterrupt again that was dropped.
+        """Raises a dropped KeyboardInterrupt again.
 
         The main thread calls this method when a step begins, and at the end of a call of Keras or
         kerasdist.
