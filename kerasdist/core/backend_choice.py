@@ -109,7 +109,7 @@ def is_installed(package: str) -> bool:
 
 
 def untested(backend: str) -> list[str]:
-    """Returns the name and version of Keras and of the framework, if that version is untested."""
+    """Returns Keras and the framework with their versions, each only if its version is untested."""
     found = {name: framework_version(name) for name in ("keras", backend)}
     return [
         f"{name} {version}"

@@ -99,9 +99,11 @@ class Current(threading.local):
             uses copies of the variables.
         updates_copies: Whether the function given to `StrategyExtended.update` is running.
         applies: Whether Keras's own ``optimizer.apply`` runs with gradients that are already sums
-            over the replicas. It may call the `apply` of another optimizer, inside of it.
+            over the replicas. If that optimizer calls the `apply` of another optimizer, as
+            `LossScaleOptimizer` does, kerasdist must not sum the gradients again.
         meter: The `Meter` of the `fit` that this thread runs; None if that `fit` is not measured.
-        comparison: The comparison of a weight file with a model that this thread makes, or None.
+        comparison: While this thread compares a weight file with the model into which it is about
+            to load the file: that comparison. Otherwise None.
         scopes: The strategies whose scopes are open, the innermost last.
         replicas: The contexts of replicas that this thread has entered, the innermost last.
             `get_replica_context` returns the last one. An entry of None stands for cross-replica
@@ -232,7 +234,7 @@ def replaced_entries(
 
 @contextmanager
 def placements_left() -> Generator[None]:
-    """Runs code as if no placement were open in this thread."""
+    """Leaves all contexts in `current.placements`, and enters them again after the block."""
     placements, current.placements = current.placements, []
     for one in reversed(placements):
         one.leave()
@@ -245,7 +247,7 @@ def placements_left() -> Generator[None]:
 
 
 def enclosing_replica() -> ReplicaLike | None:
-    """Returns the replica whose code called this code, even through `merge_call`, or None."""
+    """Returns the replica whose code has called this code, directly or by `merge_call`, or None."""
     for context in reversed(current.replicas):
         if context is not None:
             return context
@@ -266,7 +268,10 @@ def strategy_in_force() -> StrategyLike:
 
 
 def replica_context_in_force() -> ReplicaLike | None:
-    """Returns the context of the replica whose code is running, None in cross-replica code."""
+    """Returns the context of the replica whose code is running, None in cross-replica code.
+
+    Outside of every scope, returns the context of the default strategy's only replica.
+    """
     if current.replicas:
         return current.replicas[-1]
     if current.scopes and current.scopes[-1] is not default_strategy():

@@ -96,7 +96,10 @@ GPU_BUILDS = {
 def check_available(
     devices: Iterable[Device], available: Iterable[Device], backend: str, cpus: Iterable[Device]
 ) -> None:
-    """Raises a `DeviceError` if one of `devices` is not among the `available` devices."""
+    """Raises a `DeviceError` if one of `devices` is not among the `available` devices.
+
+    If no device is available, the message offers the `cpus` of this machine instead.
+    """
     devices, available = tuple(devices), tuple(available)
     if devices and not available and devices[0].kind != "cpu":
         kind = devices[0].kind

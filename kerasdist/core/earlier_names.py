@@ -159,7 +159,8 @@ ADVICE: Mapping[str, Mapping[str, str]] = {
     },
 }
 
-# Arguments, by class or function: what to write instead, if the value is not None, False, 0 or "".
+# Arguments that kerasdist lacks, by class or function, and what to write instead. With the values
+# None, False, 0 and "" they ask for nothing, and are accepted.
 ARGUMENTS: Mapping[str, Mapping[str, str]] = {
     "a strategy": {
         "cross_device_ops cross_tower_ops": _COLLECTIVES,
@@ -198,8 +199,8 @@ ARGUMENTS: Mapping[str, Mapping[str, str]] = {
     },
 }
 
-# The accepted values of these arguments. For other arguments they are None, False, 0 and "".
-# True and "grpc" are accepted here, because they ask for what kerasdist does by itself.
+# The accepted values of the arguments in `ARGUMENTS` that accept more, or less, than None, False, 0
+# and "". True and "grpc" are accepted, because they ask for what kerasdist does by itself.
 _ACCEPTED = {
     "auto_shard_dataset": (None, False, True),
     "prefetch_on_device": (None, True),
@@ -224,7 +225,11 @@ def resolve(of: str, owner: object, name: str) -> Any:
 
 
 class EarlierNames:
-    """A mixin for classes of `tf.distribute`: resolves or explains names that kerasdist lacks."""
+    """A mixin for classes that `tf.distribute` has too.
+
+    A renamed attribute is found under its earlier name. For any other attribute that only
+    `tf.distribute` has, the error says what to write instead.
+    """
 
     if not TYPE_CHECKING:
 

@@ -88,7 +88,9 @@ class Usage:
 
 @final
 class Watch:
-    """Asks NVML how much of some GPUs is in use; NVML stays open between calls of `usage`.
+    """Asks NVML how much of some GPUs is in use.
+
+    NVML is opened once, and stays open between calls of `usage`.
 
     Args:
         seen: The GPUs to ask about; GPUs of other makers than NVIDIA are left out.
@@ -116,7 +118,7 @@ class Watch:
 
 
 def are_named(environ: Mapping[str, str]) -> bool:
-    """Returns whether an environment variable selects GPUs, whether or not these GPUs exist."""
+    """Returns whether one of the variables that select GPUs names a GPU, which need not exist."""
     return any(_NAME.match(environ.get(variable, "").strip()) for variable in (CUDA, HIP, ROCR))
 
 
@@ -214,11 +216,11 @@ def own_share(seen: Sequence[tuple[str, Sequence[str]]], rank: int) -> list[str]
 
 
 def divide(environ: Mapping[str, str], workers: int) -> list[dict[str, str]]:
-    """Returns environment variables for each worker of this machine: they hide others' GPUs.
+    """Returns, for each worker of this machine, variables that hide the other workers' GPUs.
 
-    With these variables a script cannot use another worker's GPUs, even before the
-    script makes a strategy. If there are fewer GPUs than workers, no variable is returned, and the
-    strategy raises an error.
+    With these environment variables a script cannot use another worker's GPUs, even before the
+    script makes a strategy. If there are fewer GPUs than workers, no variables are returned for any
+    worker, and the strategy raises an error later.
 
     Args:
         environ: The environment variables that the workers have before the returned ones are set.

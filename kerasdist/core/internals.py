@@ -27,8 +27,8 @@ REFUSED: Final = "refused"
 _GONE: Final = object()
 
 
-# Internals are keys of a dictionary that compiled steps read. The class is not frozen, because
-# torch's compiler would hash a frozen object by its fields.
+# The class is not frozen: compiled steps read a dictionary whose keys are internals, and torch's
+# compiler would hash a frozen key by its fields.
 @final
 @dataclass(eq=False)
 class Internal:
@@ -41,11 +41,12 @@ class Internal:
             the code of the function `Owner`. Versions are `EVERY_VERSION`, ``"3.12 to 3.15"``, or
             ``"3.16"`` for "from 3.16 on". In versions older than all of these, kerasdist does not
             need the internal.
-        feature: The feature that needs this internal, in a user's words.
-        without: What happens if the internal is missing.
+        feature: The feature that needs this internal, as error messages name it.
+        without: What happens if the internal is missing, as ``kerasdist doctor`` prints it.
         backends: The backends on which kerasdist uses the internal; empty for all backends.
         in_each_fit: Whether every `fit` of a strategy's model needs the internal.
-        otherwise: The `value` if the internal is missing; by default there is none.
+        otherwise: What `value` returns if the internal is missing. By default `value` raises an
+            error in that case.
     """
 
     spellings: Mapping[str, str]
@@ -101,10 +102,11 @@ class Internal:
 
     @functools.cached_property
     def value(self) -> Any:
-        """The function, class, constant or text that this internal names, or `otherwise`.
+        """The function, class, constant or text that this internal names; `otherwise` if missing.
 
         Raises:
-            VersionError: If the installed version does not have this internal.
+            VersionError: If the installed version does not have this internal, and the internal was
+                declared without `otherwise`.
         """
         if self.path is None and self.otherwise is not _GONE:
             return self.otherwise
@@ -112,7 +114,7 @@ class Internal:
         return getattr(owner, name, name)
 
     def of(self, instance: object) -> Any:
-        """Returns the value of this attribute of an object.
+        """Returns an attribute of an object: the attribute that this internal names.
 
         Raises:
             VersionError: If the object has no such attribute.
@@ -123,7 +125,7 @@ class Internal:
         return value
 
     def set(self, instance: object, value: object) -> None:
-        """Sets this attribute of an object; raises a `VersionError` if the object has none."""
+        """Sets the attribute that `of` returns; raises a `VersionError` if the object has none."""
         self.of(instance)
         setattr(instance, self.attribute, value)
 
@@ -153,7 +155,7 @@ def internal(
 
 
 def internals_of(table: ModuleType) -> dict[str, Internal]:
-    """Returns the internals that a module declares, by the names of its variables."""
+    """Returns the internals that a module declares; the keys are the names of its variables."""
     return {name: value for name, value in vars(table).items() if isinstance(value, Internal)}
 
 
@@ -166,9 +168,10 @@ def require_all(table: ModuleType, feature: str) -> None:
 
 @functools.cache
 def with_base(kind: type[Any], base: type[Any]) -> type[Any]:
-    """Returns a subclass of both `kind` and an internal `base`; `kind` if it derives from `base`.
+    """Returns a subclass of `kind` and of `base`, an internal class of Keras or a framework.
 
-    So `kind` can be defined before the internal is looked up.
+    So a module can define `kind` when it is imported, although the internal class is looked up only
+    when it is needed. If `kind` already derives from `base`, `kind` itself is returned.
     """
     if issubclass(kind, base):
         return kind

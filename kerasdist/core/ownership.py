@@ -1,4 +1,7 @@
-"""Records the strategy of each Keras variable, the weights of slots, and unused strategies."""
+"""Records under which strategy each variable was made, and which strategies exist.
+
+It also records the variables of optimizers (slots), and to which weight each of them belongs.
+"""
 
 from __future__ import annotations
 
@@ -75,23 +78,27 @@ def variables_of(strategy: StrategyLike) -> list[Any]:
 
 def record_slot(variable: Any, weight: Any) -> None:
     """Records that a variable belongs to an optimizer, and to a weight if `weight` is not None."""
-    # The entry of a variable must not refer to that variable, which could then never be freed.
+    # `weight` may be `variable` itself, for a variable that belongs to no weight. None takes its
+    # place, because an entry that refers to its own variable would keep the variable alive forever.
     _weights.put(variable, (None if weight is variable else weight,))
 
 
 def is_slot(variable: Any) -> bool:
-    """Returns whether a variable belongs to an optimizer, as far as that is recorded."""
+    """Returns whether `record_slot` has recorded that a variable belongs to an optimizer."""
     return _weights.get(variable) is not None
 
 
 def weight_of(variable: Any) -> Any:
-    """Returns the weight to which an optimizer's variable belongs, or any other variable itself."""
+    """Returns the weight to which an optimizer's variable belongs.
+
+    If `variable` is not an optimizer's, or belongs to no weight, returns `variable` itself.
+    """
     known = _weights.get(variable)
     return variable if known is None or known[0] is None else known[0]
 
 
 def require_own(variable: Any) -> None:
-    """Raises an error if a custom loop assigns to a variable of another strategy."""
+    """Raises an error if a replica in a custom loop assigns to a variable of another strategy."""
     replica = current.replica
     if replica is None or replica.local_batch is not None:
         return

@@ -1,9 +1,9 @@
 """Replicas that have several devices: which devices, and how tensors are cut over them.
 
-The module is integer arithmetic and needs no framework. The devices of one replica are called its
-logical devices. Their number is a product of primes, and each prime is the size of an axis of a
-mesh. So every way to cut a tensor into one shard for each logical device is a way to assign the
-mesh's axes to the tensor's axes.
+This module computes only with integers, and needs no framework. The devices of one replica are
+called its logical devices. Their number is a product of primes, and each prime is the size of an
+axis of a mesh. So every way to cut a tensor into one shard for each logical device assigns each
+axis of the mesh to an axis of the tensor.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from kerasdist.core.earlier_names import EarlierNames, refuse_arguments
 class DeviceOrderMode(enum.IntEnum):
     """The order in which a `DeviceAssignment` takes devices.
 
-    RING is refused, because XLA finds rings of devices by itself.
+    `DeviceAssignment.build` refuses RING, because XLA finds rings of devices by itself.
 
     Source: https://www.tensorflow.org/api_docs/python/tf/tpu/experimental/DeviceOrderMode
     """
@@ -88,7 +88,9 @@ class Topology(EarlierNames):
 
     @classmethod
     def grid(cls, num_tasks: int, per_task: int) -> Topology:
-        """Returns a topology for devices without coordinates: a grid as square as possible.
+        """Returns a topology for devices that have no coordinates.
+
+        The devices get places in a grid that is as square as possible.
 
         Args:
             num_tasks: Number of workers.
@@ -116,7 +118,7 @@ class Topology(EarlierNames):
 
     @property
     def missing_devices(self) -> Any:
-        """The coordinates at which there is no device."""
+        """The coordinates in the mesh at which there is no device."""
         return np.argwhere(self._devices[..., 0] < 0)
 
     def task_ordinal_at_coordinates(self, device_coordinates: Sequence[int]) -> int:
@@ -156,7 +158,8 @@ class DeviceAssignment(EarlierNames):
 
         Args:
             topology: The mesh that contains the devices.
-            core_assignment: Coordinates of existing devices, each at most once.
+            core_assignment: The coordinates of each replica's devices, as an array of shape
+                (replicas, devices of a replica, 4). Each device may occur only once.
 
         Raises:
             ValueError: If a device does not exist or occurs twice in the assignment.
@@ -217,7 +220,8 @@ class DeviceAssignment(EarlierNames):
                 f"topology. Received: num_replicas={num_replicas}{fit}, computation_shape="
                 f"{shape.tolist()}, computation_stride={stride.tolist()}, topology={topology}."
             )
-        if topology.missing_devices.size:  # the mesh has gaps, so replicas take devices in order
+        # If the mesh has gaps, replicas take devices in the order of their numbers, not as blocks.
+        if topology.missing_devices.size:
             chips = topology.device_coordinates.reshape(-1, 4)[: num_replicas * math.prod(shape)]
             return cls(topology, chips.reshape(num_replicas, -1, 4))
         return cls(topology, blocks[:num_replicas])
@@ -253,11 +257,17 @@ DeviceAssignment.SINGLE_CORE = DeviceAssignment.build()
 
 
 def _blocks(mesh: Any, shape: Any, stride: Any) -> Any | None:
-    """Returns the coordinates of the devices of each block in a mesh; None if no block fits."""
+    """Returns, for each block in a mesh, the coordinates of its devices.
+
+    A block holds the devices of one replica. Returns None if no block fits in the mesh, or if
+    `shape` or `stride` is not four positive numbers.
+    """
     if not (len(shape) == len(stride) == 4 and shape.min() > 0 and stride.min() > 0):
         return None
     shape = np.array(shape)
-    for axis in (3, 2):  # in a mesh without this axis, a replica gets neighbours along x or y
+    # If the mesh has size 1 along the axis of cores or along z, the devices that a replica should
+    # have along that axis are taken along x or y instead.
+    for axis in (3, 2):
         for factor in prime_factors(int(shape[axis])) if mesh[axis] == 1 else ():
             fits = [one for one in range(2) if shape[one] * factor * stride[one] <= mesh[one]]
             if fits:

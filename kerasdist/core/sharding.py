@@ -107,7 +107,10 @@ class Sharding:
 
 
 def is_small(sharding: object, shape: Sequence[int]) -> bool:
-    """Returns whether a variable is too small to be moved to the host's memory by `offload`."""
+    """Returns whether a variable stays on the device under ``offload``, because it is small.
+
+    `sharding` is the strategy's argument. If it is a `Sharding`, its `min_size` is the limit.
+    """
     least = sharding.min_size if isinstance(sharding, Sharding) else DEFAULT_MIN_SIZE
     return math.prod(shape) < least
 
@@ -174,7 +177,7 @@ class HeldShard:
 
 
 def scaled(value: float) -> tuple[float, str]:
-    """Returns a number divided by a power of 1000, and the unit's prefix for this power."""
+    """Returns a number in a larger unit, with the unit's prefix: 1.5e9 gives ``(1.5, "G")``."""
     for prefix in ("", "k", "M", "G"):
         if abs(value) < 1000:
             return value, prefix

@@ -38,7 +38,7 @@ def flatten(structure: object) -> list[Any]:
 
 
 def pack(structure: object, leaves: Iterable[Any]) -> Any:
-    """Returns a structure of the same form with other leaves."""
+    """Returns a structure of the same form with other leaves, in the order of `flatten`."""
     remaining = iter(leaves)
     return map_leaves(lambda _: next(remaining), structure)
 
@@ -53,7 +53,10 @@ def map_leaves(function: Callable[[Any], Any], structure: object) -> Any:
 
 
 def transpose(structures: Sequence[Any], merged: Callable[[Sequence[Any]], Any]) -> Any:
-    """Merges one structure per replica into one; `merged` gets the replicas' values of a leaf."""
+    """Merges the replicas' structures, which must have the same form, into one structure.
+
+    For each leaf, `merged` gets the values of all replicas, and returns the value in the result.
+    """
     first = structures[0]
     if isinstance(first, dict):
         _check(structures, lambda one: isinstance(one, dict) and one.keys() == first.keys())

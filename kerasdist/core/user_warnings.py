@@ -30,7 +30,7 @@ def plural(count: int, noun: str) -> str:
 
 
 def warn_user(message: str) -> None:
-    """Gives a `UserWarning` that names the innermost line of code outside of the libraries."""
+    """Gives a `UserWarning` that names the innermost line of code outside of `_PACKAGES`."""
     frame, level = sys._getframe(1), 2
     while frame.f_globals.get("__name__", "").partition(".")[0] in _PACKAGES:
         if frame.f_back is None:  # a framework has started this thread, so no line is the user's
@@ -40,7 +40,8 @@ def warn_user(message: str) -> None:
     warnings.warn(message, stacklevel=level)
 
 
-# By object: the messages, or the names of their subjects, of which `warn_once` has warned.
+# For each object about which `warn_once` has warned: the subjects of these warnings. For a warning
+# without a subject, its message.
 _warned: WeakKeyDictionary[object, set[str]] = WeakKeyDictionary()
 
 

@@ -26,8 +26,8 @@ def preempt(
     that batch. Outside of `fit` the signal ends the process at once, with exit code 128 plus the
     signal's number. So does a second signal during `fit`.
 
-    After every batch, the workers ask each other whether one of them got a signal. This costs a
-    fraction of a millisecond.
+    After every batch, each worker checks whether one of the workers got a signal. As long as none
+    did, no message is sent for this check, and it takes a fraction of a millisecond.
 
     Example::
 
@@ -55,5 +55,8 @@ def preempt(
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
-        """Returns what kerasdist has in place of a name in ``tf.distribute.experimental``."""
+        """Returns what kerasdist has in place of a name in ``tf.distribute.experimental``.
+
+        If it has nothing, the error says what to write instead.
+        """
         return resolve("kerasdist.experimental", importlib.import_module("kerasdist"), name)

@@ -101,16 +101,20 @@ class Client:
     def meet(
         self, channel: str, number: int, label: str, value: object, wanted: str = protocol.ALL
     ) -> list[Any]:
-        """Sends a value to a meeting, an exchange of all workers; returns the values of all."""
+        """Sends a value to a meeting, which is an exchange between all workers.
+
+        Returns the values of all workers, or what else `wanted` says (see `protocol.ALL`).
+        """
         message = {"type": "meet", "channel": channel, "number": number, "label": label}
         self._send({**message, "value": value, "wanted": wanted})
         return self._result(channel, number)
 
     def meets_here(self, wants: bool) -> bool:
-        """Returns whether all workers meet at this call; each call is a place where they may meet.
+        """Returns whether all workers meet at this call.
 
-        As long as no worker `wants` to meet, nothing is sent. Otherwise all workers meet at the
-        first place that no worker has passed yet.
+        All workers make the same number of calls, and can meet at any of them. As long as no worker
+        `wants` to meet, nothing is sent. Otherwise all workers meet at the first call that no
+        worker has passed yet.
         """
         with self._changed:
             if wants and not self._is_asked:
@@ -129,7 +133,11 @@ class Client:
         self._send({"type": "wrote", "step": self.step, "path": path, "outcome": dict(outcome)})
 
     def written_by_chief(self, path: str) -> Mapping[str, Any]:
-        """Asks the coordinator whether the chief has written a file; waits for the answer."""
+        """Asks the coordinator whether the chief has written a file, and waits for the answer.
+
+        The answer is what the chief gave to `wrote`. It is empty if the chief does not write the
+        file.
+        """
         with self._changed:
             step, number = self.step, self._saves.total() + 1
             occurrence = self._saves[step, path]
@@ -163,7 +171,7 @@ class Client:
             self.closed = True
 
     def fail(self, kind: str, why: str) -> None:
-        """Stores the error that ended the job."""
+        """Stores the error that ended the job; only the first one, and none after `close`."""
         with self._changed:
             if self.failure is None and not self.closed:
                 self.failure_kind = kind

@@ -22,10 +22,10 @@ from kerasdist.errors import JobError
 VARIABLE = "KERASDIST_DEBUG_COLLECTIVES"
 
 STEPS = 50
-"""Workers compare collectives after this many steps.
+"""Workers compare their collectives each time they have made this many steps.
 
-They also do so at the end of each epoch, of each call of `fit`, `evaluate` or `predict`, and of the
-script.
+They also compare them at the end of each epoch, at the end of each call of `fit`, `evaluate` or
+`predict`, and at the end of the script.
 """
 
 # How many of its last collectives a worker reports.
@@ -42,7 +42,7 @@ _GENERATED = ("__autograph_generated", "torchinductor")
 
 
 def log_if_wanted(environ: Mapping[str, str] = os.environ) -> CollectiveLog | None:
-    """Returns a new log if the user has asked for it.
+    """Returns a new log if ``KERASDIST_DEBUG_COLLECTIVES=1``; otherwise None.
 
     Raises:
         JobError: If the variable is neither ``1`` nor ``0``.
@@ -92,7 +92,10 @@ class CollectiveLog:
         return [f"number {first + index}: {entry}" for index, entry in enumerate(entries)]
 
     def take(self) -> tuple[int, list[str]]:
-        """Returns how many collectives were compared earlier, and the collectives since then."""
+        """Removes the recorded collectives from the log, to compare them now.
+
+        Returns how many collectives were compared earlier, and the removed ones.
+        """
         with self._lock:
             before, entries = self.taken, self._entries
             self.taken, self._entries = before + len(entries), []

@@ -17,7 +17,7 @@ Value = TypeVar("Value", bound=Hashable)
 # How many characters of a value a message shows.
 _SHOWN = 200
 
-# How many further differences a message names.
+# How many differences a message names besides the first one, which it shows with its values.
 _MORE = 4
 
 NAMED = 8
@@ -143,14 +143,15 @@ class BatchHistory:
         stretch.steps += 1  # set last, so that a report has the form of each step that it counts
 
     def end(self) -> dict[str, Any]:
-        """Reports that no step follows before the next `clear`; returns the report."""
+        """Records that no step follows before the next call of `clear`, and returns the report."""
         self._stretch.ended = True
         return self.report()
 
     def report(self) -> dict[str, Any]:
         """Returns the report, as JSON, on the batches since the last call of `clear`."""
         stretch = self._stretch
-        ended = stretch.ended  # read before `steps`: if it is True, `steps` counts all steps
+        # `ended` is read before `steps`. So if it is True, no step is missing in `steps`.
+        ended = stretch.ended
         steps, changes = stretch.steps, stretch.changes[:]
         begun = steps if self._count_begun is None else self._count_begun() - stretch.begun_before
         found = {"stretch": stretch.number, "steps": steps, "begun": begun, "changes": changes}
@@ -177,7 +178,7 @@ class _Stretch:
 
 
 Report = Mapping[str, Any]
-"""A worker's report on its batches, as JSON; `check_report` checks its form."""
+"""A worker's report on its batches, as `BatchHistory.report` returns it."""
 
 # A difference ends the job only after this many further steps. If the epoch ends before that, the
 # comparison at the end of the epoch raises an error, which a script can handle. But workers may

@@ -3,10 +3,10 @@
 The coordinator runs in a thread of the chief. Each worker, including the chief, has one connection
 to the coordinator (see `kerasdist.job.client`).
 
-The cost of a message does not depend on the number of workers. Work that looks at all workers is
-done once a second, in `_patrol`, or once per exchange, when the last worker has come to the
-exchange. Time is counted in ticks of this process: while the process is suspended, no time-out
-passes.
+The cost of most messages does not depend on the number of workers. Work that looks at all workers
+is done about once a second, in `_patrol`, or once per exchange, when the last worker has come to
+the exchange. Time is counted by the calls of `_patrol`. So a time-out does not run while this
+process is suspended.
 """
 
 from __future__ import annotations
@@ -122,8 +122,8 @@ class Meeting:
     def answer(self, channel: str, number: int, workers: int) -> bytes:
         """Returns the message to the workers: each value once, and which workers sent the value.
 
-        ``runs`` has, in the order of ranks, the index of a value and how many workers in a row sent
-        it.
+        Each item of ``runs`` stands for some workers with consecutive ranks that have sent the same
+        value. It has the index of that value, and the number of these workers.
         """
         texts = [self.sent[rank] for rank in range(workers)]
         index = {text: at for at, text in enumerate(dict.fromkeys(texts))}
@@ -141,9 +141,10 @@ _KEPT_STEPS = 1000
 @final
 @dataclass(frozen=True)
 class Save:
-    """The question of a worker that is about to save a file: whether the chief has written it.
+    """A question whether the chief has written a file, from a worker that is about to save it.
 
-    The worker cannot know whether the chief saves too, because a script may let one worker save.
+    The worker cannot know whether the chief saves the file too, because a script may let only some
+    workers save.
 
     Attributes:
         rank: The number of the worker.
@@ -265,7 +266,8 @@ class Coordinator:
     def _roster(self) -> dict[str, object]:
         """Returns what each worker needs to know of all workers.
 
-        The result has two addresses at most: the chief's, and one of a worker on another machine.
+        The result has at most two addresses, however many workers there are: the chief's, and that
+        of one worker on another machine.
         """
         facts = [self._members[rank].facts for rank in range(self._workers)]
         addresses = list(map(listening.address_in, facts))
@@ -336,22 +338,24 @@ class Coordinator:
             self._next_places = None
 
     def _answer_waiting(self) -> None:
-        """Tries again to answer the workers that wait for a file of the chief."""
+        """Tries again to answer workers that have asked whether the chief has written a file."""
         waiting, self._waiting = self._waiting, []
         for save in waiting:
             self._answer(save)
 
     def _answer(self, save: Save) -> None:
-        """Answers a worker that asks for a file of the chief, or lets it wait for the answer.
+        """Answers a worker that asks whether the chief has written a file.
 
-        If the answer is empty, the worker writes the file itself.
+        As long as the answer is not known, the question is kept, and the worker waits. An empty
+        answer means that the chief does not write the file; the worker then writes it itself.
         """
         in_step = self._written.get(save.step, {})
         outcomes = in_step.get(save.path, [])
         if len(outcomes) > save.occurrence:
             outcome = outcomes[save.occurrence]
         elif (
-            # the chief has saved another file instead of this one
+            # The chief has saved another file instead, has begun a later step, or waits for this
+            # worker.
             sum(map(len, in_step.values())) > save.index
             or self._members[CHIEF].step > save.step
             or self._chief_waits_for(save.rank)
@@ -424,7 +428,7 @@ class Coordinator:
             )
 
     def _leave(self, member: Member) -> None:
-        """Stops sending to a worker; ends the coordinator after the last worker has left."""
+        """Records that a worker has left. After the last one, the coordinator ends."""
         member.left = True
         self._left += 1
         if self._left == self._workers:
@@ -461,7 +465,7 @@ class Coordinator:
         self._check_batches()
 
     def _check_savers(self, now: float) -> None:
-        """Fails the job if a worker has waited too long for a file of the chief."""
+        """Fails the job if a worker has waited too long for the chief to write a file."""
         limit = self._timeouts.meeting
         save = next((one for one in self._waiting if now - one.since > limit), None)
         if save is not None:

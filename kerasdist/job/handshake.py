@@ -26,13 +26,19 @@ from kerasdist.errors import JobError
 from kerasdist.job import protocol
 
 SECRET = "KERASDIST_SECRET"
-"""The secret itself. ``kerasdist run`` sets it for its workers."""
+"""The environment variable with the secret itself. ``kerasdist run`` sets it for its workers."""
 
 SECRET_FILE = "KERASDIST_SECRET_FILE"
-"""A file that holds the secret and that only its owner can read (mode 600 or 400)."""
+"""The environment variable with the path of a file that holds the secret.
+
+Only the file's owner may have access to the file (mode 600 or 400).
+"""
 
 JOB_ID = "KERASDIST_JOB_ID"
-"""A name for the job, so that a worker recognizes the chief of another job on the same port."""
+"""The environment variable with a name for the job.
+
+By this name a worker recognizes that the chief of another job listens on the port.
+"""
 
 _READABLE_BY_OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
@@ -78,13 +84,13 @@ def _content(path: Path) -> bytes:
 
 
 MAX_BYTES = 4096
-"""The largest message that is read from a peer that has not yet proved its membership."""
+"""The size of the largest message that is read from a peer before it has proved its membership."""
 
 SECONDS = 10.0
 """The seconds in which a peer must prove its membership."""
 
 Message = dict[str, Any]
-"""A message, as JSON."""
+"""A message, which is sent as a JSON object."""
 
 _NONCE_BYTES = 32
 _CHIEF, _WORKER = "kerasdist chief", "kerasdist worker"
@@ -130,7 +136,10 @@ def answer(asked: object, mine: Credentials) -> Message:
 
 
 def reply(asked: Message, answered: object, mine: Credentials) -> Message:
-    """Returns the chief's reply to a worker's answer."""
+    """Returns the chief's reply to a worker's answer.
+
+    Raises a RefusedError if the answer shows that the worker does not know the job's secret.
+    """
     answered = _checked(answered, "answer", {"nonce": str, "digest": str})
     expected = _digest(mine, _WORKER, asked["nonce"], answered["nonce"])
     if not _equal(answered["digest"], expected):
@@ -213,7 +222,8 @@ class Gate:
     async def admits(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         """Returns whether the peer has proved that it is a worker of this job.
 
-        The check is limited in time, in the bytes that are read, and in the number of peers.
+        There are limits on the time of the check, on the bytes that are read from the peer, and on
+        the number of peers that are checked at the same time.
         """
         if len(self._strangers) >= self._limit:
             oldest = next(iter(self._strangers))
@@ -245,7 +255,11 @@ class Gate:
         writer.write(protocol.packed(reply(asked, answered, self._credentials)))
 
     def _report(self, writer: asyncio.StreamWriter, why: str) -> None:
-        """Prints which peer was refused; many refusals share a few lines."""
+        """Prints which peer was refused.
+
+        After the first few refusals, at most one line is printed every `_SECONDS_BETWEEN_REPORTS`.
+        It also says how many other peers were refused since the last line.
+        """
         self._refused += 1
         self._unreported += 1
         now = time.monotonic()

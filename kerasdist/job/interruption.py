@@ -46,7 +46,11 @@ class DroppedInterrupts:
     """
 
     def __init__(self, is_in_a_call: Callable[[], bool]) -> None:
-        """Listens for interrupts in the main thread, unless the script handles Ctrl-C itself."""
+        """Listens for interrupts in the main thread, unless the script handles Ctrl-C itself.
+
+        `is_in_a_call` returns whether the main thread is in a call of Keras or kerasdist that needs
+        all workers.
+        """
         self._is_in_a_call = is_in_a_call
         self._dropped = False
         self._shown_by = sys.unraisablehook
@@ -56,7 +60,11 @@ class DroppedInterrupts:
             signal.signal(signal.SIGINT, self._handle)
 
     def raise_again(self) -> None:
-        """Raises a dropped interrupt; called in the main thread, at each step and after a call."""
+        """Raises a dropped KeyboardInterrupt again.
+
+        The main thread calls this method when a step begins, and at the end of a call of Keras or
+        kerasdist.
+        """
         if self._dropped:
             self._dropped = False
             raise KeyboardInterrupt

@@ -116,8 +116,8 @@ class Job:
         """Returns how many workers each machine has. All workers must call this method.
 
         Two workers with neighbouring ranks are on two machines if the machines' names differ.
-        Copies of a virtual machine may have the same name. So the workers also are on two machines
-        if the local rank of the second worker is not larger than that of the first worker.
+        Copies of a virtual machine may have the same name. So the two workers also count as being
+        on two machines if the local rank of the second one is not larger than that of the first.
 
         Raises:
             ClusterError: If a machine has more workers than another machine.
@@ -335,7 +335,7 @@ class Job:
         self.assert_equal(label, {f"collective {before + at + 1}": own}, collectives.ADVICE)
 
     def report_batches(self, report: Callable[[], comparison.Report | None]) -> None:
-        """Lets each sign of life carry the result of `report` to the chief."""
+        """Sends the result of `report` to the chief with each sign of life, from now on."""
         self._client.report = report
 
     @contextmanager
@@ -372,6 +372,8 @@ class Job:
 
     def after_connecting(self) -> None:
         """Registers `leave` anew, so that it runs before the framework disconnects.
+
+        Python calls functions at exit in the reverse order of their registration.
 
         At the end of the script, workers wait for each other before the framework disconnects. If a
         script ends with an uncaught error, or by ``sys.exit(3)`` in a call that needs all workers,
@@ -440,7 +442,7 @@ def current_job() -> Job | None:
 
 
 def all_do(job: Job | None, label: str, failure: type[Exception]) -> AbstractContextManager[None]:
-    """Returns ``job.all_do(label, failure)``; a context that does nothing if there is no job."""
+    """Returns ``job.all_do(label, failure)``, or without a job a context that does nothing."""
     return _ALONE if job is None else job.all_do(label, failure)
 
 

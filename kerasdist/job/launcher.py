@@ -18,7 +18,10 @@ from pathlib import Path
 from typing import Any, final
 
 STATUS_FD = "KERASDIST_STATUS_FD"
-"""The number of the pipe to which a worker writes its reports; the launcher sets it."""
+"""The environment variable with the file descriptor of the pipe to which a worker writes reports.
+
+The launcher sets this variable.
+"""
 
 
 @final
@@ -147,7 +150,7 @@ class ProfiledSteps:
 
 
 def parsed(text: str, folder: Path) -> ProfiledSteps:
-    """Returns the steps for a text ``first:last``.
+    """Returns the steps that a text such as ``10:20`` describes, as ``first:last``.
 
     Raises:
         ValueError: If the text has another form.

@@ -16,10 +16,13 @@ from kerasdist.cluster import addresses
 from kerasdist.errors import JobError
 
 COORDINATOR_FD = "KERASDIST_COORDINATOR_FD"
-"""The file descriptor of a socket that ``kerasdist run`` opened for the chief to listen on."""
+"""The environment variable with the file descriptor of a socket for the chief to listen on.
+
+``kerasdist run`` opens this socket and sets the variable.
+"""
 
 BACKLOG = 65535
-"""The number of connections that may wait to be accepted; the kernel has a limit of its own."""
+"""The number of connections that may wait to be accepted, unless the kernel's limit is lower."""
 
 # How many connections a process may have for each worker of its job: to the coordinator, to
 # PyTorch's store, for Gloo, and a spare one.
@@ -54,7 +57,10 @@ def leads_here(address: str) -> bool:
 
 
 def raise_file_limit(workers: int) -> float:
-    """Raises this process's soft limit of open files as far as needed; returns the limit."""
+    """Raises this process's soft limit of open files to what a job of `workers` workers may need.
+
+    Returns the limit that then holds, which may be lower than needed.
+    """
     import resource  # imported here, because Windows lacks this module
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -157,7 +163,7 @@ class HeldPort:
         return self._socket.detach()
 
     def release(self) -> None:
-        """Closes the socket; a framework's server that listens on the port keeps the port."""
+        """Closes this socket. A framework's server that already listens on the port keeps it."""
         self._socket.close()
 
 

@@ -37,7 +37,7 @@ NEWS_SECONDS = 5.0
 # For at most how many seconds the chief delays its own end, to tell the others why the job ends.
 _TELLING_SECONDS = 2.0
 
-# The frameworks whose errors a lost worker may cause.
+# An error from one of these modules may come from the loss of a worker.
 _ENGINES = ("tensorflow", "jax", "jaxlib", "torch")
 
 # The first words of a ValueError that JAX (0.10) raises if a compiled program fails, for example
@@ -67,7 +67,7 @@ class Monitor:
         threading.Thread(target=self._wait, name="kerasdist-monitor", daemon=True).start()
 
     def disarm(self) -> None:
-        """Lets the main thread report the failure, instead of ending this process."""
+        """Leaves it to the main thread to report the failure; the monitor ends nothing any more."""
         self._disarmed.set()
 
     def end(self, failure: JobError) -> None:
@@ -84,12 +84,18 @@ class Monitor:
         self._end_with(failure, f"{failure}\n")
 
     def fail(self, why: str | None, code: int) -> None:
-        """Tells the other workers why this worker ends; `why` is None if they already know."""
+        """Tells the other workers why this worker ends; `why` is None if they already know.
+
+        If this process has not ended after `GRACE_SECONDS`, it is ended with the exit code `code`.
+        """
         self.disarm()
         self._leave_job(why, code)
 
     def hasten(self) -> None:
-        """Limits the time of Python's shutdown, if this worker was interrupted."""
+        """Limits the time of Python's shutdown, if Ctrl-C has interrupted this worker.
+
+        A process that has started the other workers has no time limit.
+        """
         if self._interrupted and not interruption.has_started_others():
             interruption.limit_interpreter()
 
@@ -148,7 +154,7 @@ class Monitor:
             self._end_with(error, interruption.described_wait(error, trace))
         self._shown_by(kind, error, trace)
         if isinstance(error, JobError) and self._client.failure is not None:
-            # The process ends at once, because frameworks would wait for the lost worker.
+            # The process ends at once. In a normal exit, frameworks would wait for the lost worker.
             self._end_with(error, "")
         knows_of_loss = isinstance(error, WorkerLostError)
         if knows_of_loss or may_be_a_loss(error):

@@ -23,7 +23,10 @@ VERSION = 4
 HEADER_BYTES = 4
 
 MAX_BYTES = 64 * 1024 * 1024
-"""The most bytes of all workers' values in one exchange; a large model's facts are a few 100 KB."""
+"""The most bytes that all values in one exchange may have together; equal values count once.
+
+The facts about a large model take a few 100 KB.
+"""
 
 # What workers get from an exchange. `ALL`: all workers get all values. `FOR_CHIEF`: only the chief
 # gets the values. `NUMBERS`: in place of the values, all workers get numbers that are equal for
@@ -34,7 +37,8 @@ ALL, FOR_CHIEF, NUMBERS = "all", "for chief", "numbers"
 # file, such as a saved model.
 SAVES = "saves"
 
-# The size of the largest message: the largest values, and some bytes for each worker.
+# The size of the largest message: `MAX_BYTES` for the values, and 1 MiB for the rest, such as the
+# numbers that say which workers sent which value.
 FRAME_BYTES = MAX_BYTES + 1024 * 1024
 
 
@@ -58,7 +62,7 @@ def packed(message: object) -> bytes:
 
 
 def body_size(header: bytes, most: int) -> int:
-    """Returns the size of the body that a header announces."""
+    """Returns the size of the body that a header announces; refuses more than `most` bytes."""
     size = int.from_bytes(header, "big")
     if size > most:
         raise MalformedError(f"not a kerasdist worker: it announces {size} bytes")
@@ -74,12 +78,12 @@ def unpacked(body: bytes) -> Any:
 
 
 def compressed(value: object) -> str:
-    """Returns a value as compressed text, for long values that all workers get."""
+    """Returns a value as compressed text. Long values for all workers are sent in this form."""
     return base64.b85encode(zlib.compress(json.dumps(value).encode())).decode()
 
 
 def decompressed(text: str) -> Any:
-    """Returns the value of a `compressed` text."""
+    """Returns the value from a text that `compressed` returned."""
     return json.loads(zlib.decompress(base64.b85decode(text)))
 
 
@@ -121,7 +125,11 @@ class Timeouts:
 
     @classmethod
     def of_environment(cls, environ: Mapping[str, str] = os.environ) -> Timeouts:
-        """Reads ``KERASDIST_JOIN_TIMEOUT``, ``_HEARTBEAT_TIMEOUT`` and ``_MEETING_TIMEOUT``."""
+        """Returns the time-outs that environment variables set, and the defaults of the others.
+
+        The variables are ``KERASDIST_JOIN_TIMEOUT``, ``KERASDIST_HEARTBEAT_TIMEOUT`` and
+        ``KERASDIST_MEETING_TIMEOUT``.
+        """
         given: dict[str, float] = {}
         for field in fields(cls):
             name = f"KERASDIST_{field.name.upper()}_TIMEOUT"

@@ -92,9 +92,10 @@ def _checked_sharding(sharding: ShardingOption) -> Any:
 def named_devices(
     devices: Sequence[str] | None, earlier: Mapping[str, Any]
 ) -> Sequence[str] | None:
-    """Returns the argument `devices`, or devices according to arguments of 2018.
+    """Returns the argument `devices`, or the devices for a number of GPUs.
 
-    In 2018 the strategies of ``tf.distribute`` took numbers of GPUs in place of devices.
+    In 2018 the strategies of ``tf.distribute`` took numbers of GPUs in place of devices. kerasdist
+    still accepts these arguments.
 
     Args:
         devices: Names of devices, or None.
@@ -118,7 +119,7 @@ def named_devices(
 
 
 def checked_resolver(given: object) -> ClusterResolver | None:
-    """Returns a resolver that a user has given, or None; refuses anything else."""
+    """Returns the argument `cluster_resolver`, after a check that it is a resolver or None."""
     if given is None or isinstance(given, ClusterResolver):
         return given
     raise TypeError(

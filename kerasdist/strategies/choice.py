@@ -45,7 +45,7 @@ def require_no_other_workers(strategy: str) -> None:
 
 
 def detect_workers() -> ClusterResolver | None:
-    """Returns `kerasdist.cluster.detect`; None for an evaluator or a parameter server, too."""
+    """Returns what `kerasdist.cluster.detect` finds; None for an evaluator or parameter server."""
     try:
         return detection.detect()
     except UnsupportedError:
@@ -58,11 +58,12 @@ def chosen_devices(
     """Returns the devices of a strategy.
 
     If no names are given, the devices are all accelerators of this machine. They are all its CPU
-    devices instead, if it has no accelerator, or if ``KERASDIST_CPU_DEVICES`` is set.
+    devices instead, if it has no accelerator, or if ``KERASDIST_CPU_DEVICES`` is set. ``needed``
+    names further devices that must exist, such as the one that holds the variables.
 
     If the backend has not started yet, this call first makes the CPU devices in ``names`` and
-    ``needed``, as far as they do not exist. The call then starts the backend, after which no CPU
-    device can be made.
+    ``needed``, as far as they do not exist. The call then starts the backend. After that, JAX and
+    TensorFlow can make no CPU device.
     """
     wanted = prepare(backend, names, needed)
     for kind in sorted({device.kind for device in wanted}):
@@ -76,7 +77,10 @@ def chosen_devices(
 
 
 def require_available(backend: Backend, devices: Sequence[Device]) -> None:
-    """Refuses devices of one kind that this machine does not have; this starts the backend."""
+    """Raises a DeviceError if this machine lacks one of `devices`, which are of one kind.
+
+    This function starts the backend.
+    """
     available = backend.devices(devices[0].kind)
     check_available(devices, available, backend.name, backend.devices("cpu"))
 
@@ -109,8 +113,8 @@ class Choice:
     Attributes:
         numbers: The numbers of these GPUs among the GPUs that the process sees, in order; None for
             all.
-        peers: The ranks of this machine's workers that have found no GPU, including this worker;
-            empty if this worker has found a GPU.
+        peers: If this worker looks for GPUs before the framework starts, and finds none: the ranks
+            of this machine's workers that report none, including this worker. Otherwise empty.
     """
 
     numbers: list[int] | None
@@ -214,7 +218,8 @@ def check_promise(backend: Backend) -> None:
     """
     visible, asked = gpus.visible(), gpus.are_named(os.environ)
     built = backend.uses_gpus() if visible or asked else None
-    # No GPU is found or named, or the user has told the framework which GPUs to take.
+    # `built` is None if no GPU is found or named, or if the user has told the framework which GPUs
+    # to take.
     if built is None:
         return
     if visible and (built or asked):

@@ -28,15 +28,15 @@ if TYPE_CHECKING:
 
 Launcher = Literal["processes", "threads"]
 
-# `_joined`: one text with the devices of all workers, in the order of their ranks, after this
-# process has joined a job by making a `MirroredStrategy`.
+# `_joined`: empty until this process has joined a job by making a `MirroredStrategy`. Then it has
+# one text: the devices of all workers, in the order of their ranks, or `EACH_ITS_OWN`.
 # `_ranks`: the processes of the other workers, if this process has started them.
 _joined: list[str] = []
 _ranks: list[Ranks] = []
 
 
 def is_child() -> bool:
-    """Returns whether multiprocessing has started this process, as data loaders do.
+    """Returns whether multiprocessing has started this process, for example for a data loader.
 
     Such a process first imports the script. During the import `parent_process()` is still None, but
     multiprocessing has set the attribute `_inheriting` of the process.
@@ -46,7 +46,7 @@ def is_child() -> bool:
 
 
 def command() -> tuple[str, ...]:
-    """Returns the command that starts this process again, if `why_not_again()` is None."""
+    """Returns the command that starts this program again. `why_not_again()` must be None."""
     words = [sys.executable, *sys.orig_argv[1:]]
     main = sys.modules["__main__"]
     if main.__spec__ is None:  # a script, which may have changed the working folder
@@ -67,7 +67,10 @@ def why_not_again() -> str | None:
 
 
 def why_not_unasked() -> str | None:
-    """Returns why a user would not expect copies of this process; None if there is no reason."""
+    """Returns why this process should not be started again unless the user has asked for it.
+
+    Returns None if there is no reason.
+    """
     file = str(getattr(sys.modules["__main__"], "__file__", ""))
     if file.startswith(LIBRARIES):
         return f"the program that runs here is not a script of yours, but {file}"
@@ -188,7 +191,10 @@ def check_same(devices: Sequence[Device], told: str) -> None:
 
 
 def after_joining(told: str) -> None:
-    """Records that this process has joined its job by a `MirroredStrategy`."""
+    """Records that this process has joined its job by making a `MirroredStrategy`.
+
+    `told` is the result of `devices_from_launcher` or `start`.
+    """
     if not _joined:
         _joined.append(told)
         os.environ[MIRRORED] = JOINED
@@ -202,7 +208,11 @@ def _by_rank(devices: Sequence[Device]) -> list[str]:
 
 
 def _other_job() -> str | None:
-    """Returns what makes this process a worker or a job of its own; None if nothing does."""
+    """Returns why this process cannot be the first worker of a job that the script starts.
+
+    The process may already be a worker of another job, or the user may want it to be alone. Returns
+    None if neither is so.
+    """
     if kerasdist_variables.is_independent(None):
         return f"{kerasdist_variables.CLUSTER}=none makes this process a job of its own"
     for source, answer in detection.findings().items():

@@ -189,7 +189,8 @@ def _replicas(
     if place is not None and place.num_workers > 1:
         return _of_all_workers(backend, place, assignment, options)
     devices = chosen_devices(backend, None)
-    if options.devices_per_replica > 1:  # from the mesh of a LayoutMap that is the sharding
+    # If `sharding` is a LayoutMap, its mesh says how many devices a replica has.
+    if options.devices_per_replica > 1:
         return backend.replica_set(devices, options)
     assignment = assignment or DeviceAssignment.build(len(devices))
     per_replica = assignment.num_cores_per_replica
@@ -294,6 +295,10 @@ def initialize_tpu_system(cluster_resolver: ClusterResolver | None = None) -> To
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
-        """Returns this module for ``experimental``: ``tf.tpu.experimental`` has the same names."""
+        """Lets users write ``kerasdist.tpu.experimental``, as in ``tf.tpu.experimental``.
+
+        It is this module itself. For other names that TensorFlow has there, the error says what to
+        write instead.
+        """
         module = sys.modules[__name__]
         return module if name == "experimental" else resolve("kerasdist.tpu", module, name)
