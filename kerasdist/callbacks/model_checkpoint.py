@@ -193,7 +193,7 @@ class BackgroundFile:
     def _outcome(self) -> BaseException | None:
         if self._writing is None:
             return None
-        # Waits for the thread. If Ctrl-C interrupts this, the next call waits for it again.
+        # Waits for the thread. If Ctrl-C interrupts the wait, the next call waits again.
         failed = self._writing.exception()
         self._writing = None
         atexit.unregister(self.settle)

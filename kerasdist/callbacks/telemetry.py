@@ -227,7 +227,7 @@ def flops_of_fit(meter: Meter, model: keras.Model, replicas: ReplicaSet) -> Flop
 
 
 def flops_of(model: keras.Model, replicas: ReplicaSet) -> Flops:
-    """Returns a training step's operations and the peak rate of all devices; None if unknown."""
+    """Returns a training step's operations for one example, and the peak rate of all devices."""
     kind = replicas.device_kind()
     chip = None if kind is None else chip_of(kind)
     if chip is None:

@@ -153,7 +153,7 @@ def differences(expected: StepResult, received: StepResult, precision: Precision
 def _without_rounded(
     expected: StepResult, received: StepResult, tolerance: float
 ) -> dict[str, Any]:
-    """Returns the received changes of weights, but the expected ones where gradients differ.
+    """Returns the received changes of weights; where gradients differ, the expected changes.
 
     The first step of Adam has the size of the learning rate, even if a gradient is tiny. So the
     change of an element counts as a difference only if its gradient is equal on both sides,
