@@ -37,7 +37,7 @@ from kerasdist.keras_compat.internals import FUNCTION_ARGUMENTS
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
-# Arguments that do not change the computation, if the variables are equal.
+# Arguments of Keras objects that do not change the computation, if the variables are equal.
 _LEFT_OUT = frozenset({"name", "seed"})
 
 # Texts of more characters than this are compared by a digest.
@@ -166,7 +166,8 @@ def _functions(instance: object) -> dict[str, Any]:
     }
 
 
-# Methods of a layer that Keras wraps and stores as attributes of the layer.
+# Methods of a layer that Keras wraps and stores as attributes of the layer. `_functions` leaves
+# these attributes out, because `of_class` already describes the methods.
 _WRAPPED = frozenset({"build", "call", "quantize"})
 
 
@@ -250,7 +251,7 @@ def _digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()[:16]
 
 
-# The key for digests of code, among the facts that workers compare.
+# Among the facts that workers compare, digests of code have this key.
 KEY = "code"
 
 # Attributes and variables with these names may differ between workers, so they are not compared.
@@ -437,7 +438,7 @@ _DATA = ("x", "y", "sample_weight", "validation_data")
 
 # Arguments of `fit` and similar calls, and of callbacks, that do not affect training.
 _ARGUMENTS_LEFT_OUT = frozenset({"self", "verbose"})
-# All arguments of calls that `facts_of_call` leaves out, or describes in another way.
+# All arguments of a call that `facts_of_call` either leaves out or describes in another way.
 _OTHERS = _ARGUMENTS_LEFT_OUT | {"callbacks", "kwargs", "return_dict", *_DATA}
 
 

@@ -86,7 +86,7 @@ def difference(one: Sequence[float], other: Sequence[float]) -> float:
 
 
 def rounding_of(dtype: str) -> float:
-    """Returns the largest relative difference that rounding explains; 0 for integers."""
+    """Returns the largest relative difference that rounding explains in a type; 0 for integers."""
     return _ROUNDING.get(dtype, 0.0)
 
 
@@ -157,7 +157,7 @@ def require_equal_results(
 
 
 def _numbers_of(logs: Mapping[str, Any]) -> dict[str, float]:
-    """Returns the numbers in logs, by name; the name of a number in an array has its index."""
+    """Returns the numbers in logs by name; numbers in an array have names such as ``loss[0]``."""
     found: dict[str, float] = {}
     for name, value in logs.items():
         values = np.ravel(np.asarray(value, "float64"))

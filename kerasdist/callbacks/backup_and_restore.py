@@ -318,7 +318,7 @@ class BackupAndRestore(Callback):
             self._position.go_to(facts["position"], within=False)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, object] | None = None) -> None:
-        """If the backup was made within this epoch, restores what `on_train_begin` has not."""
+        """If the backup was made within this epoch, restores what is left to restore."""
         self._epoch, self._skipped = epoch, 0
         if self._resumed is not None:
             with self._restoring():
@@ -502,7 +502,7 @@ class BackupAndRestore(Callback):
         self._position.restore_random_states(facts["random"])
         job = current_job()
         rank = 0 if job is None else job.rank
-        # The list is empty for a worker that the saved job did not have.
+        # If the saved job had no worker of this rank, there are no states to restore.
         for states in facts["random of gpus"][rank : rank + 1]:
             random_states.put_back_gpus(states)
 

@@ -213,7 +213,11 @@ class SavingModel:
     """
 
     def __init__(self, model: Any, save: Callable[..., None]) -> None:
-        """Stores the function `save`, which gets the model's save method and then its arguments."""
+        """Stores the model, and the function to call instead of the model's save methods.
+
+        The arguments of the function `save` are the save method of the model, and then the
+        arguments of the call.
+        """
         self.saved = model
         self._save = save
 

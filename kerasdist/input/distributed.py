@@ -214,7 +214,7 @@ class GatheredDataset(DistributedDataset):
         return KnownSizes.of(self.source[0], batches_a_step=len(self.strategy.local_replicas))
 
     def rounds(self, job: Job | None = None) -> Iterator[Sequence[Any]]:
-        """Yields the replicas' batches round by round, in the order of the pipelines."""
+        """Yields, for each round, a list with the next batch of each replica of this process."""
         replicas = len(self.strategy.local_replicas)
         iterators = [lasting_batches_of(pipeline)() for pipeline in self.source]
         takers = iterators * replicas if len(iterators) == 1 else iterators
@@ -294,7 +294,7 @@ def from_function(
     here = strategy.local_replicas
     count = replicas if each else replicas // len(here)
     own = here if each else [here.start // len(here)]
-    keras_compat.leave_accelerators()  # `dataset_fn` may start TensorFlow, to read data
+    keras_compat.leave_accelerators()  # because `dataset_fn` may start TensorFlow
     pipelines = [dataset_fn(InputContext(count, index, replicas)) for index in own]
     if replicas == 1:
         return distributed(pipelines[0], strategy, InputOptions())

@@ -128,7 +128,7 @@ class WrappedAdapter(keras_compat.DataAdapter):
 
     @staticmethod
     def reads_arrays(adapter: Any) -> bool:
-        """Returns whether an adapter wraps or is Keras's adapter of arrays, which shuffles rows."""
+        """Returns whether an adapter is or wraps Keras's adapter of arrays, which shuffles rows."""
         return keras_compat.is_array_adapter(WrappedAdapter.innermost(adapter))
 
     def begun(self, make: Callable[[], Iterator[Any]]) -> Iterator[Any]:

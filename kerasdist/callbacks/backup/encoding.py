@@ -102,7 +102,10 @@ class Encoder:
         }
 
     def held(self) -> list[object]:
-        """Returns the values whose ids `filled` has. As long as they exist, no id is used again."""
+        """Returns the values whose ids are in `filled`.
+
+        The caller keeps these values, so that Python gives none of their ids to a new value.
+        """
         return [value for value, *_ in self._seen.values()]
 
     def attributes(self, one: object) -> dict[str, Form]:
@@ -323,7 +326,10 @@ def _items(form: Form, current: object, named: dict[str, Any]) -> list[Any]:
 
 
 def _prepare_value(form: Form, kind: str, current: object, named: dict[str, Any]) -> Any:
-    """Returns the object that `decode` fills with items; without items, the restored value."""
+    """Returns the object that `decode` fills with the items of a form.
+
+    If the form has no items, the restored value is returned.
+    """
     if "new" in form and isinstance(current, _FILLED):
         current = copy.copy(current)
     if kind == "dict":
@@ -482,7 +488,7 @@ class Remembering:
         self._watched = [_Watched(one, [*elsewhere, *own]) for one in own]
 
     def state(self) -> list[list[Form]]:
-        """Returns the name of each object, and its attributes that have changed, encoded."""
+        """Returns the name of each object, and the forms of its changed attributes."""
         states = [[_named(one.object), one.changes()] for one in self._watched]
         self.has_changed = any(changes for _, changes in states)
         return states
@@ -517,7 +523,7 @@ def _named(one: object) -> str:
 
 
 def _values(callback: Any) -> Mapping[str, object]:
-    """Returns the attributes of a callback, by name."""
+    """Returns the attributes of an object that a backup may save, by name."""
     if keras_compat.loads_state(callback):
         return {_STATE_DICT: callback.state_dict()}
     try:

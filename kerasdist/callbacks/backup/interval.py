@@ -86,7 +86,10 @@ class Interval:
             self._every = _FIRST * at_once if self.is_open else every
 
     def kept(self) -> list[int] | None:
-        """Returns the chosen number of batches, and for how many replicas; None if not chosen."""
+        """Returns the chosen number of batches, and the number of replicas; None if not chosen.
+
+        If a restarted run has another number of replicas, it chooses a number of batches anew.
+        """
         return [self._every, self._replicas] if self._is_auto and not self.is_open else None
 
     def epoch_begins(self, passed: int = 0) -> None:

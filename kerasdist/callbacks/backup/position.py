@@ -217,7 +217,9 @@ class Position:
         if isinstance(adapter, WorkerBatches):
             self.facts["workers that read their own part"] = adapter.num_workers
             self._follow_own(adapter.source)
-        else:  # the number of batches does not depend on the number of workers
+        else:
+            # These facts do not depend on the number of workers. So they must be equal after a
+            # restart with another number of workers, too.
             self.facts["batch_size"] = adapter.batch_size
             self.facts["number of batches"] = adapter.num_batches
         self._length = adapter.num_batches
@@ -349,7 +351,7 @@ class Position:
         random_states.put_back(states)
 
     def begun_pipeline(self, make: Callable[[], Any]) -> Any:
-        """Does the same as `begun`. If TensorFlow reads the data, it begins at the saved place."""
+        """Does the same as `begun`. If TensorFlow reads the data, begins at their saved place."""
         places = None if self._read_by_python else self._places
         return self.begun(make if places is None else lambda: places.begun(make))
 
@@ -369,9 +371,9 @@ class Position:
 
     @contextmanager
     def looked_at(self) -> Generator[None]:
-        """After a restart, restores the data source when Keras has read a batch for its types.
+        """After a restart, undoes what Keras changes in the data source by reading one batch.
 
-        Keras reads this batch in the block of this context manager.
+        Keras reads this batch, to find its types, in the block of this context manager.
         """
         random = random_states.kept()
         yield

@@ -311,7 +311,7 @@ class RunFiles:
 
 
 def _is_failing() -> bool:
-    """Returns whether this process is ending by an error."""
+    """Returns whether this process ends because of an error."""
     return getattr(sys, "last_value", None) is not None
 
 

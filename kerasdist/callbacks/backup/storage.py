@@ -156,7 +156,7 @@ def write_file(
 
 
 def read_along(arrays: Iterable[object]) -> None:
-    """Reads arrays that are not written here, because other workers take part in the reads."""
+    """Reads arrays without writing them, because other workers take part in the reads."""
     for one in arrays:
         if isinstance(one, Unread):
             one.read()
