@@ -32,7 +32,8 @@ class Difference:
     """One quantity of a step: its values on one device and under the strategy.
 
     Attributes:
-        name: The name of a metric, the path of a variable or the name of a layer.
+        name: The name of a log (the loss or a metric), the path of a variable, or the number of an
+            output of the model, as in ``output 0``.
         expected: The value on one device: a number; for an array, the element that differs most.
         received: The value under the strategy, for the same number or element.
         absolute: The largest absolute difference.

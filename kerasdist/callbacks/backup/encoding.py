@@ -280,8 +280,8 @@ def filled(form: object, arrays: Sequence[np.ndarray | None]) -> Any:
 def decode(form: object, current: object = None, named: dict[str, Any] | None = None) -> Any:
     """Converts a form back to a value.
 
-    `current` is the value that the script itself has made. If it can be filled, it is filled and
-    returned.
+    `current` is the value that the script itself has made. If possible, this value is filled with
+    the content of the form, and returned.
 
     ``named`` contains values to which several attributes of an object refer. Its keys are the paths
     at which these values were found first.

@@ -141,8 +141,8 @@ class Interval:
         """Chooses the number of batches between two backups, from the time that ``save`` takes.
 
         ``wait`` waits until a backup is on the disk. Training between two backups must take at
-        least that long, so that no backup has to wait for the backup before it. All workers of the
-        `job` must call this method; they use the chief's number.
+        least as long as this wait, so that no backup has to wait for the backup before it. All
+        workers of the `job` must call this method; they use the chief's number.
         """
         assert self._since is not None  # because `is_measured` is True
         begin = perf_counter()

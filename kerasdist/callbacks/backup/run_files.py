@@ -316,7 +316,7 @@ def _is_failing() -> bool:
 
 
 def _run_of_launcher() -> str | None:
-    """Returns a name for the ``kerasdist run`` that started this process, or None without one.
+    """Returns a name for the ``kerasdist run`` that started this process; None if none did.
 
     The name stays the same when ``kerasdist run`` restarts the job.
     """
