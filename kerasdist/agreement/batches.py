@@ -22,7 +22,8 @@ from kerasdist.errors import DisagreementError
 from kerasdist.job.comparison import ADVICE, BatchHistory, Report, digest
 from kerasdist.job.job import Job
 
-# How many rows of an array are compared, and how many elements of each row.
+# Of each array in the first batch, the first `ROWS` rows are compared, and the first `ELEMENTS`
+# elements of each of these rows.
 ROWS, ELEMENTS = 16, 1024
 
 # How many bytes of an array the checksum of a batch covers. If an array is larger, the checksum
@@ -63,7 +64,7 @@ class FirstBatches:
     def __init__(
         self, job: Job | None, *, wanted: bool, count_begun: Callable[[], int] | None = None
     ) -> None:
-        """Starts without batches; `BatchHistory` explains `count_begun`.
+        """Starts without batches. The class `BatchHistory` explains `count_begun`.
 
         If `wanted` is False, the values of batches are neither recorded nor compared.
         """
@@ -74,12 +75,14 @@ class FirstBatches:
         # comparison that other workers leave out.
         self._wanted = wanted and job is not None
         self._waiting: list[Beginning] | None = None
-        self._names: dict[int, list[str]] = {}  # names of a batch's arrays, by their number
+        # The names of a batch's arrays; the key is the number of these arrays.
+        self._names: dict[int, list[str]] = {}
         # The keys are names of arrays. `_checksums` has the checksum of an array in each batch. For
-        # each iteration over the data, `_begins` has the number of batches that were read before.
+        # each iteration over the data, `_begins` has how many batches were read before it.
         self._checksums: dict[str, array[int]] = {}
         self._begins: dict[str, list[int]] = {}
-        # The arrays that were found to differ between workers, as with random augmentation.
+        # Names of arrays that differed between workers, as with random augmentation. A warning has
+        # reported these arrays, and they are not reported again.
         self._drawn: set[str] = set()
 
     def recorded(self, batches: Iterator[Any]) -> Iterator[Any]:
@@ -139,12 +142,12 @@ class FirstBatches:
         when: str,
         ordered: Iterable[str] | None = None,
     ) -> None:
-        """Reports the earliest batch that differs between workers; all workers must call it.
+        """Reports the earliest batch that differs between workers.
 
-        Without `ordered`, the report is a warning if threads draw the data at random, else an
-        error. With `ordered`, the report is a warning if one of the arrays in `ordered` is equal on
-        all workers, else an error. The rows of such an array are not all equal. So if the array is
-        equal on all workers, all workers have the same order of rows.
+        All workers must call this method. Without `ordered`, the report is a warning if several
+        threads draw random numbers for the data, else an error. `ordered` has the names of arrays
+        whose rows differ from each other. If one of these arrays is equal on all workers, then all
+        workers have the same order of rows, and the report is a warning; else it is an error.
         """
         job = self._job
         assert job is not None
@@ -214,7 +217,7 @@ _OTHER_VALUES = (
 
 
 def _checksum(leaf: Any, number: int) -> int:
-    """Returns a checksum of an array of batch `number`; 0 if the array is not dense."""
+    """Returns a checksum of an array in the batch with this number; 0 if the array is not dense."""
     try:
         rows = leaf
         if len(leaf.shape) and math.prod(leaf.shape) * leaf.dtype.itemsize > BYTES:
@@ -229,7 +232,7 @@ def _checksum(leaf: Any, number: int) -> int:
 
 
 def names_of(batch: object) -> list[str]:
-    """Returns the names of a batch's leaves, such as ``x`` or ``y[0]``, as `fit` names its data."""
+    """Returns a name for each array of a batch: an argument of `fit`, as in ``x`` or ``y[0]``."""
     is_tuple = isinstance(batch, list | tuple)
     members = zip(_MEMBERS, batch, strict=False) if is_tuple else [("x", batch)]
     names: list[str] = []

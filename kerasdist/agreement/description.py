@@ -37,7 +37,7 @@ from kerasdist.keras_compat.internals import FUNCTION_ARGUMENTS
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
-# Arguments that do not change the computation, if the variables are equal.
+# Arguments of Keras objects that do not change the computation, if the variables are equal.
 _LEFT_OUT = frozenset({"name", "seed"})
 
 # Texts of more characters than this are compared by a digest.
@@ -49,7 +49,11 @@ _BLOCK, _MOST = 1 << 22, 1 << 30
 
 
 def described(value: object, known: Collection[str] = ()) -> Any:
-    """Returns a value as JSON, or only its class if it cannot be described."""
+    """Returns a value as JSON, or only its class if it cannot be described.
+
+    `known` has the names of classes that are described elsewhere. For an object of Keras with such
+    a class, only the name is returned.
+    """
     try:
         return _described(value, known)
     except Exception:  # noqa: BLE001  user-defined properties may fail, structures may be endless
@@ -83,7 +87,7 @@ def _described(value: object, known: Collection[str]) -> Any:
 
 
 def configuration(instance: Any, known: Collection[str] = ()) -> dict[str, Any]:
-    """Returns the arguments with which a Keras object was made, and its user-defined code.
+    """Returns the arguments with which a Keras object was made, and digests of user code in it.
 
     `get_config` is not used, because it serializes values, and Keras imports TensorFlow for that.
     """
@@ -115,7 +119,8 @@ def _kept(instance: object) -> dict[str, Any]:
     if isinstance(instance, keras.Layer):
         found["dtype"] = instance.dtype_policy
         found["activity_regularizer"] = instance.activity_regularizer
-    options = kept.get(FUNCTION_ARGUMENTS.attribute)  # of the function that a loss or metric wraps
+    # The arguments that a loss or metric passes to the function that it wraps.
+    options = kept.get(FUNCTION_ARGUMENTS.attribute)
     return {**found, "options": options} if isinstance(options, dict) and options else found
 
 
@@ -161,7 +166,8 @@ def _functions(instance: object) -> dict[str, Any]:
     }
 
 
-# Methods of a layer that Keras wraps and stores as attributes of the layer.
+# Methods of a layer that Keras wraps and stores as attributes of the layer. `_functions` leaves
+# these attributes out, because `of_class` already describes the methods.
 _WRAPPED = frozenset({"build", "call", "quantize"})
 
 
@@ -245,7 +251,7 @@ def _digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()[:16]
 
 
-# The key for digests of code, among the facts that workers compare.
+# Among the facts that workers compare, digests of code have this key.
 KEY = "code"
 
 # Attributes and variables with these names may differ between workers, so they are not compared.
@@ -325,7 +331,7 @@ def _used(function: FunctionType) -> Iterator[tuple[str, Any]]:
 
 
 def closure_of(function: FunctionType) -> Iterator[tuple[str, Any]]:
-    """Yields the variables over which a function closes, by name, if they are set."""
+    """Yields the name and value of each variable that a function closes over, if it is set."""
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:
             yield name, cell.cell_contents
@@ -432,14 +438,14 @@ _DATA = ("x", "y", "sample_weight", "validation_data")
 
 # Arguments of `fit` and similar calls, and of callbacks, that do not affect training.
 _ARGUMENTS_LEFT_OUT = frozenset({"self", "verbose"})
-# All arguments of calls that `facts_of_call` leaves out, or describes in another way.
+# All arguments of a call that `facts_of_call` either leaves out or describes in another way.
 _OTHERS = _ARGUMENTS_LEFT_OUT | {"callbacks", "kwargs", "return_dict", *_DATA}
 
 
 def facts_of_call(
     arguments: Mapping[str, Any], job: Job, kinds: tuple[type[Any], ...]
 ) -> dict[str, Any]:
-    """Returns the facts about a call of `fit`, for example, that must be equal on all workers.
+    """Returns the facts about a call, such as of `fit`, that must be equal on all workers.
 
     `kinds` are the classes of callbacks that must be equal, because they change the training.
     """
@@ -470,8 +476,10 @@ def of_data(data: Any, job: Job | None) -> Any:
         return [of_data(one, job) for one in data]
     if isinstance(data, DistributedDataset):
         ours = equivalent(data)
+        # For a backup, `job` is None. Then a divided dataset is described like its source, because
+        # `distribute_dataset` may return the source itself if there is one replica.
         if job is None and isinstance(ours, DividedDataset):
-            return of_data(ours.source, job)  # as for one replica, which reads the source itself
+            return of_data(ours.source, job)
         return type(ours).__name__
     if job is not None and shards_itself(data):
         return "a part of a tf.data.Dataset"
@@ -501,7 +509,8 @@ def _of_rows(data: Any) -> Any:
 
 
 def _of_callback(callback: keras.callbacks.Callback) -> dict[str, Any]:
-    # LearningRateWarmup stores its target and start as `_given`.
+    # LearningRateWarmup stores its arguments `target` and `start` in the attribute `_given`, so
+    # this attribute is compared, too.
     given = {*inspect.signature(type(callback).__init__).parameters, "given"}
     own = {
         # Keras may change the sign of `min_delta` when the first epoch ends, so the sign is left

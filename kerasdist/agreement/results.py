@@ -28,8 +28,9 @@ from kerasdist.job import comparison
 from kerasdist.job.job import Job
 from kerasdist.keras_compat import ops
 
-# For the sums, an array is laid out in lines of `_LINE` elements. Each line is multiplied by the
-# same random signs, and also by one sign of its own.
+# The workers compare `_SUMS` sums of each array. For a sum, the array is laid out in lines of
+# `_LINE` elements. Each line is multiplied by the same random signs, and also by one sign of its
+# own. `_CHUNK` elements are read at a time.
 _SUMS, _LINE, _CHUNK = 16, 1 << 10, 1 << 16
 
 # The norm of a difference that rounding explains, relative to the size of the array (defined
@@ -50,7 +51,7 @@ _FEW, _LEAST_OF_FEW = 100, 0.1
 
 
 def measures_of(array: object) -> list[float]:
-    """Returns an array's norm and size, its counts of NaN, inf and -inf, and its signed sums."""
+    """Returns an array's norm and size, counts of NaN, inf and -inf, and sums with random signs."""
     flat = np.asarray(array).reshape(-1)
     squares = total = 0.0
     not_finite, sums = np.zeros(3), np.zeros(_SUMS)
@@ -74,7 +75,10 @@ def measures_of(array: object) -> list[float]:
 
 
 def difference(one: Sequence[float], other: Sequence[float]) -> float:
-    """Returns the norm of the difference of two arrays, relative to the size of the larger one."""
+    """Returns the norm of the difference of two arrays, relative to the larger size.
+
+    The arguments are what `measures_of` returns for the arrays. The result is an estimate.
+    """
     if list(one[2:5]) != list(other[2:5]):
         return float("inf")
     between = np.subtract(one[5:], other[5:])
@@ -82,7 +86,7 @@ def difference(one: Sequence[float], other: Sequence[float]) -> float:
 
 
 def rounding_of(dtype: str) -> float:
-    """Returns the largest relative difference that rounding explains; 0 for integers."""
+    """Returns the largest relative difference that rounding explains in a type; 0 for integers."""
     return _ROUNDING.get(dtype, 0.0)
 
 
@@ -92,7 +96,7 @@ def _signs() -> np.ndarray[Any, Any]:
 
 
 def checksum_of(array: object, start: int = 0) -> int:
-    """Returns the CRC-32 of an array's bytes in their order, continued from `start`."""
+    """Returns the CRC-32 of an array's bytes; `start` is the CRC-32 of the bytes before them."""
     values = np.ascontiguousarray(array)
     if values.dtype == object:
         return zlib.crc32(repr(values.tolist()).encode(), start)
@@ -100,7 +104,7 @@ def checksum_of(array: object, start: int = 0) -> int:
 
 
 def checksum_in_type(array: np.ndarray[Any, Any], dtype: str) -> int:
-    """Returns `checksum_of` an array cast to a type, with only a few rows cast at a time."""
+    """Returns the checksum of an array in another type; converts only a few rows at a time."""
     rows, total = np.atleast_1d(array), 0
     some = max(1, _CHUNK * len(rows) // max(1, rows.size))
     for begin in range(0, len(rows), some):
@@ -153,7 +157,7 @@ def require_equal_results(
 
 
 def _numbers_of(logs: Mapping[str, Any]) -> dict[str, float]:
-    """Returns the numbers in logs by name; the numbers of an array also by index."""
+    """Returns the numbers in logs by name; numbers in an array have names such as ``loss[0]``."""
     found: dict[str, float] = {}
     for name, value in logs.items():
         values = np.ravel(np.asarray(value, "float64"))
@@ -211,7 +215,7 @@ def _lines(program: str) -> list[str]:
 
 
 def require_equal_programs(job: Job, program: str) -> str:
-    """Returns the digest of a compiled program, given as text, that must be equal on all workers.
+    """Returns the digest of a compiled program's text, which must be equal on all workers.
 
     All workers must call this function.
 
@@ -240,8 +244,9 @@ _NUMBER_OF_LAYER = re.compile(r"_\d+(?=[_/]|$)")
 class InitialBroadcast:
     """The new variables of a strategy, which the workers must still compare and make equal.
 
-    Variables that no longer exist do not count, because one worker alone may have made them, as
-    Keras does if only the chief saves a model (``saving_lib.get_attr_skipset``, 3.15.1).
+    Variables that no longer exist are ignored, because a single worker may have made them. For
+    example, Keras makes some when only the chief saves a model (``saving_lib.get_attr_skipset``,
+    3.15.1).
     """
 
     def __init__(self, job: Job | None, equalize: Callable[[Sequence[Any]], None]) -> None:

@@ -13,8 +13,8 @@ Three more callbacks do the same as callbacks of Horovod:
 
 - `LearningRateWarmup` lets the learning rate grow in the first epochs.
 - `BroadcastGlobalVariables` gives all workers the chief's variables as training begins.
-- `MetricsReduction` reduces (averages, for example) the logs that your own code adds, over the
-workers.
+- `MetricsReduction` averages, over the workers, the logs that your own code adds. It can also take
+their sum, minimum or maximum.
 
 Example::
 

@@ -318,7 +318,7 @@ class BackupAndRestore(Callback):
             self._position.go_to(facts["position"], within=False)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, object] | None = None) -> None:
-        """If the backup was made within this epoch, restores what is not restored yet."""
+        """If the backup was made within this epoch, restores what is left to restore."""
         self._epoch, self._skipped = epoch, 0
         if self._resumed is not None:
             with self._restoring():
@@ -486,7 +486,8 @@ class BackupAndRestore(Callback):
         self._position.go_to(facts["position"], within=True)
         self._skipped = facts["batches"]
         self._stops = facts["stopping"]
-        # The callbacks already got the events of these batches before the backup.
+        # The callbacks already got the events of the skipped batches before the restart. So these
+        # events are not passed to the callbacks now.
         for callback in self._listed:
             self._unmute.enter_context(replaced_entries(vars(callback), _MUTED))
         logs = decode(facts["logs"])
@@ -501,7 +502,7 @@ class BackupAndRestore(Callback):
         self._position.restore_random_states(facts["random"])
         job = current_job()
         rank = 0 if job is None else job.rank
-        # The list is empty for a worker that the saved job did not have.
+        # If the saved job had no worker of this rank, there are no states to restore.
         for states in facts["random of gpus"][rank : rank + 1]:
             random_states.put_back_gpus(states)
 

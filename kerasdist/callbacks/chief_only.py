@@ -21,8 +21,8 @@ class DelegatingCallback(keras.callbacks.Callback):
         self._is_heard = heard
         if heard:
             for name in _EVENTS:
-                # Keras does not call methods that are the empty methods of the base class. To let
-                # Keras recognize these, the methods of the inner callback are set here unchanged.
+                # Keras does not call a method that a callback inherits from the base class. So that
+                # Keras recognizes such methods, the inner callback's methods are set unchanged.
                 setattr(self, name, getattr(inner, name))
 
     def set_params(self, params: object) -> None:

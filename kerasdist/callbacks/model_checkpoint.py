@@ -193,7 +193,7 @@ class BackgroundFile:
     def _outcome(self) -> BaseException | None:
         if self._writing is None:
             return None
-        # Waits for the thread. If Ctrl-C interrupts this, the next call waits for it again.
+        # Waits for the thread. If Ctrl-C interrupts the wait, the next call waits again.
         failed = self._writing.exception()
         self._writing = None
         atexit.unregister(self.settle)
@@ -213,7 +213,11 @@ class SavingModel:
     """
 
     def __init__(self, model: Any, save: Callable[..., None]) -> None:
-        """Stores the function `save`, which gets the model's save method and then its arguments."""
+        """Stores the model, and the function to call instead of the model's save methods.
+
+        The arguments of the function `save` are the save method of the model, and then the
+        arguments of the call.
+        """
         self.saved = model
         self._save = save
 

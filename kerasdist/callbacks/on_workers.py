@@ -104,7 +104,8 @@ def positions_of(given: Mapping[str, Any]) -> tuple[Position | None, Position | 
 def in_fit(given: Mapping[str, Any]) -> Generator[None]:
     """Lets callbacks finish their files and release their folders if `fit` ends with an error.
 
-    Afterwards the meter of an outer call of `fit` measures again.
+    A callback may call `fit` again within `fit`. After such an inner call, the meter of the outer
+    call measures again.
     """
     outer = current.meter
     try:
@@ -197,7 +198,7 @@ def _replacing(save: Callable[..., None], filepath: Any, *args: object, **kwargs
 
 
 def _aside(save: Callable[..., None], filepath: Any, *args: object, **kwargs: object) -> None:
-    """Saves to a temporary folder, because the chief's save needs collectives of all workers."""
+    """Saves to a temporary folder, only to take part in the collectives of the chief's save."""
     with tempfile.TemporaryDirectory() as folder:
         _replacing(save, Path(folder, Path(filepath).name), *args, **kwargs)
 

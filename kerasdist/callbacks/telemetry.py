@@ -227,7 +227,7 @@ def flops_of_fit(meter: Meter, model: keras.Model, replicas: ReplicaSet) -> Flop
 
 
 def flops_of(model: keras.Model, replicas: ReplicaSet) -> Flops:
-    """Returns a training step's operations and the peak rate of all devices; None if unknown."""
+    """Returns a training step's operations for one example, and the peak rate of all devices."""
     kind = replicas.device_kind()
     chip = None if kind is None else chip_of(kind)
     if chip is None:
@@ -245,7 +245,7 @@ def flops_of(model: keras.Model, replicas: ReplicaSet) -> Flops:
 
 
 def _described(figures: Figures, flops: Flops) -> dict[str, Any]:
-    """Returns the measurements of a window as entries of a line."""
+    """Returns the measurements of a window as entries of a JSON line."""
     seconds = figures.seconds
     waits = {"data": figures.data, "collectives": figures.collectives}
     shares = {name: None if one is None else one / seconds for name, one in waits.items()}
@@ -326,7 +326,7 @@ class Progress(keras.callbacks.Callback):
         self._steps_before = 0
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, object] | None = None) -> None:
-        """Reports the number of the epoch; in the first epoch, first counts a step's operations."""
+        """Reports the number of the epoch; before the first report, counts a step's operations."""
         self._flops = flops_of_fit(self._meter, keras_compat.model_of(self), self._replicas)
         given = self.params or {}
         self._steps_before = self._meter.steps

@@ -81,7 +81,8 @@ class Vote(Callback):
     def on_epoch_end(self, epoch: int, logs: dict[str, object] | None = None) -> None:
         """Votes. All workers must call this method."""
         wants = keras_compat.model_of(self).stop_training or self._wanted_to_stop
-        # A vote that a worker has asked for may be due here. All workers vote here in any case.
+        # A worker may have asked for a vote. This call answers its request; the answer is not used,
+        # because all workers vote here in any case.
         self._job.meets_here(wants=False)
         stops, *_ = self._vote(f"end of epoch {epoch + 1}", [wants], epoch + 1, 0)
         keras_compat.model_of(self).stop_training = any(stops)
@@ -95,7 +96,8 @@ class Vote(Callback):
         model = keras_compat.model_of(self)
         wants, wanted = bool(model.stop_training), self._wanted_to_stop
         self._wanted_to_stop = wants or wanted
-        if wants:  # setting an attribute of a model takes as long as a small operation
+        # Only if needed, because setting a model's attribute takes as long as a small operation.
+        if wants:
             model.stop_training = False
         label = f"end of batch {batch + 1} of epoch {self._epoch + 1}"
         asks = any(backup.asked_to_leave for backup in self._backups)
@@ -158,7 +160,7 @@ class Vote(Callback):
 
 
 def _acts_on(callback: Callback, events: tuple[str, ...]) -> bool:
-    """Returns whether user code acts on one of these events."""
+    """Returns whether a callback has user code that runs at one of these events."""
     kind = type(callback)
     own = keras_compat.is_builtin(kind) and kind is not keras.callbacks.LambdaCallback
     own = own or isinstance(callback, ModelCheckpoint)

@@ -44,13 +44,15 @@ _REPEATS = 3
 _LARGEST_SCALE = 256.0
 # The seed, equal on all workers, of random draws that have no seed of their own.
 _SEED = 926_535_897
-# The label of the exchanges of what workers have found.
+# The label under which workers exchange whether they have found differences.
 _FOUND = "a difference to one device"
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """The comparison of a step on one device with a step of the strategy; equal on all workers.
+    """The comparison of a step on one device with a step of the strategy.
+
+    All workers get the same comparison.
 
     Attributes:
         examples: How many examples the batch of both steps has.
@@ -153,7 +155,7 @@ class _Steps:
         return found, [one for one in found.deciding if one.is_more_than_rounding]
 
     def _of_outputs(self, replicated: Mapping[int | None, Sequence[Any]]) -> list[Difference]:
-        """Returns the largest difference between outputs of own replicas and of one device.
+        """Returns the largest difference of outputs between this process's replicas and one device.
 
         The result is a list, which is empty if there are no outputs to compare.
         """
@@ -188,7 +190,11 @@ class _Steps:
         return any(one.is_more_than_rounding for one in repeated)
 
     def beyond_chance(self, found: Sequence[Difference]) -> list[Difference]:
-        """Returns the differences that exceed those between repetitions of the one-device step."""
+        """Returns those differences in `found` that repetitions on one device do not explain.
+
+        The step is repeated on one device, each time with slightly changed weights. A difference in
+        `found` must be far larger than the differences between these repetitions.
+        """
         left, chance = list(found), []
         change = _ROUNDINGS * self.precision.epsilon
         for number in range(1, _REPEATS + 1):
@@ -261,9 +267,10 @@ def compare(model: Any, batch: Any, *, outputs: bool, spares: bool = False) -> C
 def _common(
     job: Job | None, found: Differences, beyond: list[Difference], misfit: str | None
 ) -> tuple[Differences, list[Difference], str | None]:
-    """Returns the results of the first worker with a difference beyond rounding, else the chief's.
+    """Returns the results of the first worker that has found a difference beyond rounding.
 
-    All workers must call this function.
+    If no worker has found such a difference, the chief's results are returned. All workers must
+    call this function.
     """
     if job is None:
         return found, beyond, misfit

@@ -32,7 +32,8 @@ class Difference:
     """One quantity of a step: its values on one device and under the strategy.
 
     Attributes:
-        name: The name of a metric, the path of a variable or the name of a layer.
+        name: The name of a log (the loss or a metric), the path of a variable, or the number of an
+            output of the model, as in ``output 0``.
         expected: The value on one device: a number; for an array, the element that differs most.
         received: The value under the strategy, for the same number or element.
         absolute: The largest absolute difference.
@@ -153,7 +154,7 @@ def differences(expected: StepResult, received: StepResult, precision: Precision
 def _without_rounded(
     expected: StepResult, received: StepResult, tolerance: float
 ) -> dict[str, Any]:
-    """Returns the received changes of weights, but the expected ones where gradients differ.
+    """Returns the received changes of weights; where gradients differ, the expected changes.
 
     The first step of Adam has the size of the learning rate, even if a gradient is tiny. So the
     change of an element counts as a difference only if its gradient is equal on both sides,

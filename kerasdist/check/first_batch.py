@@ -1,4 +1,4 @@
-"""Compares a model's first training step with one device, if user code may mix examples.
+"""Compares a model's first training step with one device, if its user code may mix examples.
 
 On TensorFlow and PyTorch a replica runs user code only on its own rows. On JAX `fit` is one global
 program, which computes the same as one device, so nothing is compared.
@@ -42,7 +42,8 @@ def may_differ(model: Any) -> bool:
 class FirstBatchCheck:
     """Compares a model's first step, and its first step with another batch size, with one device.
 
-    The rows of the first batch may be divided evenly, while the rows of a later batch may not.
+    A second size is compared, because the rows of the first batch may be divided evenly among the
+    replicas, while the rows of a later batch are not.
     """
 
     def __init__(self, model: Any) -> None:
@@ -58,9 +59,10 @@ class FirstBatchCheck:
         return self._compared is None
 
     def look(self, batch: Any, size: int) -> None:
-        """Compares the training step on a batch with one device, and warns if they differ.
+        """Compares the training step on a batch with one device; reports differences.
 
-        Does nothing if no batch of this size is to be compared. All workers must call this method.
+        The option `check` decides whether the report is a warning or a NotOneDeviceError. The
+        method does nothing if no batch of this size is to be compared. All workers must call it.
         """
         replicas, check = self._replicas, self._replicas.options.check
         if self.is_done or size < replicas.num_replicas or size == self._compared:

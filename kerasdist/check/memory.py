@@ -62,7 +62,8 @@ def find(trainer: TrainerLike, examples: int, rows: int, attempt: Callable[[], o
             with all_do(job, 'the trial step of set_most_examples_at_once("auto")', ReplicaError):
                 own = _error_of(attempt)
                 is_lacking = own is not None and is_lack(own)
-                # With all rows at once, the training step itself raises any other error again.
+                # If a trial step with all rows at once fails, but not for lack of memory, no error
+                # is raised here, because the training step itself will raise the same error.
                 raises = (most or rows) == 1 if is_lacking else most is not None
                 if own is not None and raises:
                     raise own from lack

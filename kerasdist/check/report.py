@@ -117,10 +117,11 @@ def compare_with_one_device(
 ) -> OneDeviceComparison:
     """Compares a training step of a model under its strategy with the same step on one device.
 
-    Both steps run on copies of the model's state, and get the same batch. Both draw the same random
-    numbers, or both run without dropout. The model, the optimizer and the metrics are not changed,
-    and other threads may use them meanwhile. `fit` makes the same comparison with its first batch
-    if your code could mix examples, and warns if the steps differ.
+    Both steps run on copies of the model's state, get the same batch, and draw the same random
+    numbers. On TensorFlow, and with PyTorch on GPUs, both steps run without dropout. The model, the
+    optimizer and the metrics are not changed, and other threads may use them meanwhile. `fit` makes
+    the same comparison with its first batch if your code could mix examples, and warns if the steps
+    differ.
 
     Random numbers are equal in both steps if code draws them by ``keras.random``, or on PyTorch by
     any function of torch. Random numbers of ``tf.random``, NumPy and Python differ. Then a

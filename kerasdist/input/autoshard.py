@@ -42,8 +42,8 @@ class KnownSizes:
     Attributes:
         batch: The numbers of rows of the steps among which one batch is divided. No number is 0.
         count: The number of batches; None if the dataset is endless.
-        last: The number of rows of a last step that takes fewer batches than the other steps; empty
-            if there is no such step.
+        last: A list with the number of rows of a last step that takes fewer batches than the other
+            steps; empty if there is no such step.
         form: The types and shapes of the arrays in a row.
     """
 
@@ -186,8 +186,8 @@ class WorkerBatches(keras_compat.DataAdapter):
     worker whose data have ended yields batches without rows until all workers' data have ended.
     """
 
-    # kerasdist places batches by itself. Without this attribute, Keras 3.12 on JAX would copy each
-    # batch to a device before that.
+    # kerasdist itself places batches on devices. Without this attribute, Keras 3.12 on JAX would
+    # first copy each batch to a device.
     builtin_prefetch = True
     # Keras gets no batch size, because sizes may differ between steps and workers.
     batch_size = has_partial_batch = partial_batch_size = None

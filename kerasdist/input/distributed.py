@@ -78,8 +78,8 @@ class DistributedDataset(EarlierNames, abc.ABC):
     def _local_batches(self, job: Job | None = None) -> Iterator[Sequence[Any]]:
         """Yields, for each batch, the local batches of the replicas of this process.
 
-        With a job, all workers must read them; they go on until the data of all workers have ended.
-        Without a job, this worker reads alone, until its own data have ended.
+        With a job, all workers must read these batches, which continue until the data of all
+        workers have ended. Without a job, this worker reads alone, until its own data have ended.
         """
 
     def _batches(self) -> Iterator[Any]:
@@ -146,7 +146,7 @@ class InputIterator(Iterator[Any]):
 
 
 def read_ahead(batches: Iterator[Any], ahead: int) -> Iterator[Any]:
-    """Yields batches, of which `ahead` further ones are taken before they are needed."""
+    """Yields batches, and takes up to `ahead` further batches before they are needed."""
     waiting: deque[Any] = deque()
     for batch in batches:
         # Taking a batch starts its copy to the devices, which runs while earlier batches are used.
@@ -175,7 +175,7 @@ class DividedDataset(DistributedDataset):
 
 @final
 class ShardedDataset(DistributedDataset):
-    """A dataset of which each worker reads a shard, and divides its batches among its replicas."""
+    """A dataset of which each worker reads a shard; it divides these batches among its replicas."""
 
     source: WorkerBatches
 
@@ -186,7 +186,7 @@ class ShardedDataset(DistributedDataset):
         return self.source.num_batches
 
     def _local_batches(self, job: Job | None = None) -> Iterator[Sequence[Any]]:
-        # Without a job, these are the batches of the whole dataset.
+        # Without a job, as for `element_spec`, these are the batches of the whole dataset.
         own, replicas = self.source.source, len(self.strategy.local_replicas)
         lasting = is_lasting(own.dataset)
         batches = own.everything() if job is None else (one.rows for one in self.source)
@@ -214,7 +214,7 @@ class GatheredDataset(DistributedDataset):
         return KnownSizes.of(self.source[0], batches_a_step=len(self.strategy.local_replicas))
 
     def rounds(self, job: Job | None = None) -> Iterator[Sequence[Any]]:
-        """Yields the replicas' batches round by round, in the order of the pipelines."""
+        """Yields, for each round, a list with the next batch of each replica of this process."""
         replicas = len(self.strategy.local_replicas)
         iterators = [lasting_batches_of(pipeline)() for pipeline in self.source]
         takers = iterators * replicas if len(iterators) == 1 else iterators
@@ -294,7 +294,7 @@ def from_function(
     here = strategy.local_replicas
     count = replicas if each else replicas // len(here)
     own = here if each else [here.start // len(here)]
-    keras_compat.leave_accelerators()  # `dataset_fn` may start TensorFlow, to read data
+    keras_compat.leave_accelerators()  # because `dataset_fn` may start TensorFlow
     pipelines = [dataset_fn(InputContext(count, index, replicas)) for index in own]
     if replicas == 1:
         return distributed(pipelines[0], strategy, InputOptions())
@@ -304,7 +304,11 @@ def from_function(
 
 
 def equivalent(dataset: object) -> Any:
-    """Returns the `DistributedDataset` that a distributed dataset is or stands for, or None."""
+    """Returns kerasdist's own dataset for a distributed dataset; None for any other object.
+
+    On TensorFlow, users may get a dataset of ``tf.distribute``. For such a dataset, the result is
+    the `DistributedDataset` from which it was made.
+    """
     return dataset if _is_ours(dataset) else _EQUIVALENTS.get(dataset)
 
 

@@ -48,7 +48,7 @@ def whole(dataset: object, **beside: object) -> Any:
     elif isinstance(ours, DividedDataset):
         source = ours.source
     else:
-        return dataset  # a framework's own dataset, which kerasdist did not distribute
+        return dataset  # data that kerasdist did not distribute
     if keras_compat.is_dataset(source) or inspect.isgenerator(source):
         return source
     _refuse(beside)
@@ -81,7 +81,7 @@ def _refuse(beside: Mapping[str, Any]) -> None:
 
 @final
 class Rounds:
-    """Batches that are each the concatenation of one batch of each replica in this process."""
+    """Batches that are each joined from one batch of every replica in this process."""
 
     def __init__(self, dataset: GatheredDataset) -> None:
         self._dataset = dataset
@@ -112,8 +112,8 @@ class WrappedAdapter(keras_compat.DataAdapter):
     A subclass changes the batches that Python code reads by overriding `begun`.
     """
 
-    # kerasdist places batches by itself. Without this attribute, Keras 3.12 on JAX would copy each
-    # batch to a device before that.
+    # kerasdist itself places batches on devices. Without this attribute, Keras 3.12 on JAX would
+    # first copy each batch to a device.
     builtin_prefetch = True
 
     def __init__(self, inner: Any) -> None:
@@ -128,11 +128,11 @@ class WrappedAdapter(keras_compat.DataAdapter):
 
     @staticmethod
     def reads_arrays(adapter: Any) -> bool:
-        """Returns whether an adapter wraps or is Keras's adapter of arrays, which shuffles rows."""
+        """Returns whether an adapter is or wraps Keras's adapter of arrays, which shuffles rows."""
         return keras_compat.is_array_adapter(WrappedAdapter.innermost(adapter))
 
     def begun(self, make: Callable[[], Iterator[Any]]) -> Iterator[Any]:
-        """Returns an iterator over batches; `make` makes an iterator over the inner adapter's."""
+        """Returns an iterator over batches; `make` makes an iterator over the inner batches."""
         return make()
 
     def get_numpy_iterator(self) -> Iterator[Any]:

@@ -73,9 +73,9 @@ class Encoder:
     """Converts values to forms.
 
     Attributes:
-        lost: By path, the type of each value that cannot be saved.
-        filled: The path and the id (or the type) of each value that can be restored by filling the
-            object that a restarted script makes at this path.
+        lost: The type of each value that cannot be saved; the keys are the paths of the values.
+        filled: Each value that a restore can fill in place, as a pair of its path and its id (or
+            its type). A restarted script makes such a value at the same path.
         tied: Sets of names of attributes that refer to the same object. If one attribute of a set
             is saved, all attributes of the set are saved.
     """
@@ -83,10 +83,11 @@ class Encoder:
     def __init__(
         self, leave_out: Sequence[object] = (), there: Container[tuple[str, object]] | None = None
     ) -> None:
-        """Stores the objects to leave out, and which values can be restored by filling them.
+        """Stores the objects to leave out, and which values a restore can fill.
 
-        ``there`` has the values that existed when `fit` began: the attribute `filled` of the
-        encoder that encoded the callbacks then. None means that any value can be filled.
+        ``there`` has the values that existed when `fit` began. An earlier encoder collected them in
+        its attribute `filled`, when it encoded the same objects as `fit` began. If ``there`` is
+        None, a restore can fill any value.
         """
         self.lost: dict[str, str] = {}
         self.filled: set[tuple[str, object]] = set()
@@ -101,7 +102,10 @@ class Encoder:
         }
 
     def held(self) -> list[object]:
-        """Returns the values whose ids `filled` contains; while they exist, no id is used again."""
+        """Returns the values whose ids are in `filled`.
+
+        The caller keeps these values, so that Python gives none of their ids to a new value.
+        """
         return [value for value, *_ in self._seen.values()]
 
     def attributes(self, one: object) -> dict[str, Form]:
@@ -112,7 +116,7 @@ class Encoder:
         return forms
 
     def encode(self, value: object, where: str, depth: int = _DEPTH) -> Form:
-        """Returns a value's form (JSON and arrays)."""
+        """Returns the form (JSON and arrays) of a value; `where` is the path of the value."""
         if type(value) in _PLAIN:
             return value
         if id(value) in self._seen:
@@ -148,7 +152,7 @@ class Encoder:
         return self._object(value, where, depth)
 
     def _keep_form(self, value: object, where: str, form: Form) -> Form:
-        """Records a value and its form, marked as new if the script did not make this value."""
+        """Records a value and its form; marks the form as new if `fit` began without the value."""
         one = where, id(value)
         self.filled.add(one)
         self._seen[id(value)] = value, form, where, self._attribute
@@ -236,7 +240,7 @@ class Encoder:
 
 
 def _state_of_torch(value: Any) -> str | np.ndarray | None:
-    """Returns the state of a generator, or a dense tensor, of PyTorch; None for other values."""
+    """Returns a PyTorch generator's state, or a dense PyTorch tensor as an array, else None."""
     if keras_compat.is_any_of(value, "torch", "Generator"):
         return random_states.text_of(value.get_state())
     if not keras_compat.is_any_of(value, "torch", "Tensor") or value.is_meta:
@@ -274,7 +278,10 @@ def filled(form: object, arrays: Sequence[np.ndarray | None]) -> Any:
 
 
 def decode(form: object, current: object = None, named: dict[str, Any] | None = None) -> Any:
-    """Converts a form back to a value; fills and returns `current` if that object can be filled.
+    """Converts a form back to a value.
+
+    `current` is the value that the script itself has made. If possible, this value is filled with
+    the content of the form, and returned.
 
     ``named`` contains values to which several attributes of an object refer. Its keys are the paths
     at which these values were found first.
@@ -319,7 +326,10 @@ def _items(form: Form, current: object, named: dict[str, Any]) -> list[Any]:
 
 
 def _prepare_value(form: Form, kind: str, current: object, named: dict[str, Any]) -> Any:
-    """Returns an object for `decode` to fill with a form's items, or the value of other forms."""
+    """Returns the object that `decode` fills with the items of a form.
+
+    If the form has no items, the restored value is returned.
+    """
     if "new" in form and isinstance(current, _FILLED):
         current = copy.copy(current)
     if kind == "dict":
@@ -410,7 +420,7 @@ _CONTAINERS: dict[str, Any] = {
 _FILLED = (list, dict, set, collections.deque, np.ndarray)
 _MUTABLE = (*_FILLED, bytearray, np.random.Generator, np.random.RandomState, random.Random)
 
-# Attributes that Keras and the base class of callbacks set.
+# Attributes that Keras and the base class of callbacks set. A backup leaves them out.
 _OF_THE_CALL = frozenset(("params", "_model", "validation_data"))
 
 # A backup leaves out the attributes in `_OF_MONITOR` and `_OF_CSV`. Keras's callbacks compute those
@@ -428,7 +438,7 @@ class _Watched:
 
     Attributes:
         object: The object.
-        lost: By path, the type of each value that the newest backup cannot restore.
+        lost: The type of each value that the newest backup cannot restore, by the value's path.
     """
 
     def __init__(self, one: object, elsewhere: Sequence[object]) -> None:
@@ -458,7 +468,7 @@ class _Watched:
 
 @final
 class Remembering:
-    """Saves those attributes of some objects that have changed since `fit` began.
+    """Of each object, such as a callback, saves the attributes that have changed in `fit`.
 
     After a restart the script itself sets all other attributes. So backups stay small, and
     attributes that differ between processes, such as a start time, keep the new process's values.
@@ -472,13 +482,13 @@ class Remembering:
     def __init__(self, objects: Sequence[object], elsewhere: Sequence[object] = ()) -> None:
         """Stores the objects, and checksums of their attributes before anything is restored.
 
-        The objects in `elsewhere` are saved separately.
+        The objects in `elsewhere` are left out, because backups save them separately.
         """
         own = [one.inner if isinstance(one, DelegatingCallback) else one for one in objects]
         self._watched = [_Watched(one, [*elsewhere, *own]) for one in own]
 
     def state(self) -> list[list[Form]]:
-        """Returns the name of each object, and its attributes that have changed, encoded."""
+        """Returns the name of each object, and the forms of its changed attributes."""
         states = [[_named(one.object), one.changes()] for one in self._watched]
         self.has_changed = any(changes for _, changes in states)
         return states
@@ -513,7 +523,7 @@ def _named(one: object) -> str:
 
 
 def _values(callback: Any) -> Mapping[str, object]:
-    """Returns the attributes of a callback, by name."""
+    """Returns the attributes of an object that a backup may save, by name."""
     if keras_compat.loads_state(callback):
         return {_STATE_DICT: callback.state_dict()}
     try:
@@ -561,7 +571,7 @@ def _write_again(logger: Any, content: bytes) -> None:
 
 
 def _lines_elsewhere(callback: object) -> list[str]:
-    """Returns a line that names a CSVLogger's file if this machine lacks the file, else []."""
+    """Returns a list with a line about a CSVLogger's file if this machine lacks it, else []."""
     if not isinstance(callback, keras.callbacks.CSVLogger) or callback.csv_file is None:
         return []
     is_here = Path(callback.filename).is_file()
@@ -569,7 +579,7 @@ def _lines_elsewhere(callback: object) -> list[str]:
 
 
 def _closures(callback: object) -> list[str]:
-    """Returns the mutable variables that the functions of a LambdaCallback close over."""
+    """Returns a line for each mutable variable that a LambdaCallback's functions close over."""
     found = {}
     if not isinstance(callback, keras.callbacks.LambdaCallback):
         return []

@@ -32,7 +32,7 @@ _SHOWN = 100
 
 
 def of_model(model: object) -> dict[str, object]:
-    """Describes the model, its optimizer, and the arguments of `compile`, before training."""
+    """Describes the model, its optimizer, and the arguments of `compile` as training begins."""
     facts = description.facts_of(model, anew=True)
     compiled = {name: one for name, one in facts["compile"].items() if name not in _HOW_IT_RUNS}
     return {**facts, "compile": compiled}

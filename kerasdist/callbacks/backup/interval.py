@@ -21,7 +21,8 @@ from kerasdist.job.job import Job
 # (Grattafiori et al. 2024, "The Llama 3 Herd of Models".) Spot machines fail far more often.
 DEVICE_HOURS = 8_000.0
 
-# How many calls of the train function may compile it, and how many precede the first backup.
+# With "auto", the first `_COMPILING` calls of the train function are not timed, because they may
+# compile it. The first backup is made after `_FIRST` calls.
 _COMPILING, _FIRST = 3, 20
 
 _logger = logging.getLogger("kerasdist")
@@ -53,7 +54,7 @@ class Interval:
     chosen number has passed, because continuing from the end of an epoch is cheaper.
 
     Attributes:
-        is_open: Whether the number of batches is still to be chosen.
+        is_open: Whether the number of batches between two backups is still to be chosen.
     """
 
     def __init__(
@@ -72,9 +73,10 @@ class Interval:
         self._since: float | None = None
 
     def train_begins(self, at_once: int, replicas: int, kept: Sequence[int] | None) -> None:
-        """Begins to count. ``kept`` is what `kept` had returned for the restored backup, or None.
+        """Begins to count.
 
-        ``at_once`` is the number of batches in a call of the train function.
+        ``at_once`` is the number of batches in a call of the train function. ``kept`` is the result
+        of the method `kept` that the restored backup contains; None if there is no such result.
         """
         self._passed = self._last = self._trained = 0
         self._at_once, self._replicas, self._since = at_once, replicas, None
@@ -84,16 +86,22 @@ class Interval:
             self._every = _FIRST * at_once if self.is_open else every
 
     def kept(self) -> list[int] | None:
-        """Returns the chosen number of batches and the number of replicas; None if not chosen."""
+        """Returns the chosen number of batches, and the number of replicas; None if not chosen.
+
+        If a restarted run has another number of replicas, it chooses a number of batches anew.
+        """
         return [self._every, self._replicas] if self._is_auto and not self.is_open else None
 
     def epoch_begins(self, passed: int = 0) -> None:
-        """Starts to count an epoch's batches; ``passed`` of them are in the restored backup."""
+        """Starts to count an epoch's batches; before a restart, ``passed`` of them were used."""
         self._last = passed or (self._last - self._passed if self._is_auto else 0)
         self._passed = passed
 
     def batches_passed(self, count: int, wait: Callable[[], None]) -> None:
-        """Notes that `count` batches of the epoch are done; ``wait`` waits for the devices."""
+        """Notes that `count` batches of the epoch are done.
+
+        ``wait`` waits for the devices. It is called just before the timing of batches begins.
+        """
         self._trained += count - self._passed
         self._passed = count
         if self.is_open and self._since is None and self._trained >= _COMPILING * self._at_once:
@@ -130,11 +138,11 @@ class Interval:
     def choose(
         self, save: Callable[[], None], wait: Callable[[], None], job: Job | None = None
     ) -> None:
-        """Chooses the number of batches between two backups, by the time that ``save`` takes.
+        """Chooses the number of batches between two backups, from the time that ``save`` takes.
 
         ``wait`` waits until a backup is on the disk. Training between two backups must take at
-        least that long, so that no backup has to wait for the backup before it. All workers of the
-        `job` must call this method; they use the chief's number.
+        least as long as this wait, so that no backup has to wait for the backup before it. All
+        workers of the `job` must call this method; they use the chief's number.
         """
         assert self._since is not None  # because `is_measured` is True
         begin = perf_counter()

@@ -45,7 +45,7 @@ loader's dataset).
 @final
 @dataclass
 class Places:
-    """Records places of the newest iteration over a data source, and begins iterations at places.
+    """Records places of the newest iteration over a data source; begins iterations at such places.
 
     Each iteration over a ``tf.data`` pipeline draws the seeds of its shuffles when it begins. So
     for a backup between two epochs, the iterator of the next epoch is made in advance, and its
@@ -76,7 +76,7 @@ class Places:
         self._ahead_to: Place | None = None
 
     def begun(self, make: Callable[[], object]) -> object:
-        """Returns an iterator over the source, from its beginning or from the place of `go_to`."""
+        """Returns an iterator over the source, from its beginning or the place given to `go_to`."""
         self._make = make
         ahead, self._ahead = self._ahead, None
         to, self._to = self._to, None
@@ -112,7 +112,7 @@ class Places:
         return there[-1] if there else None
 
     def next(self) -> Place | None:
-        """Returns the place where the next iteration begins; None if all iterations begin alike."""
+        """Returns the place where the next iteration begins; None if it needs no saved place."""
         if self._to is not None:  # no batch was read since `go_to`
             return self._to
         if self._make is None or not keras_compat.is_tf_dataset(self.source):
@@ -124,7 +124,7 @@ class Places:
     def go_to(self, place: Place, following: Place | None) -> None:
         """Lets the next iteration continue from a place.
 
-        `following` is the place of the iteration after that; None if all iterations begin alike.
+        `following` is the place of the iteration after that; None if it needs no saved place.
         """
         self._to, self._ahead_to = place, following
 
@@ -155,7 +155,8 @@ class Position:
 
     Attributes:
         facts: Facts about the data that must be equal in a run that continues from this position.
-        unread: How many batches of the present epoch are skipped without being read again.
+        unread: After a restart, how many batches of the present epoch are skipped without being
+            read again.
     """
 
     def __init__(
@@ -203,7 +204,7 @@ class Position:
         """Stores Keras's data adapter.
 
         If the adapter's source of data can save how far it was read, a `Places` object records
-        this after each batch.
+        this while the data are read.
         """
         self._adapter = adapter
         if keras_compat.shuffles_without_seed(adapter):
@@ -216,7 +217,9 @@ class Position:
         if isinstance(adapter, WorkerBatches):
             self.facts["workers that read their own part"] = adapter.num_workers
             self._follow_own(adapter.source)
-        else:  # the number of batches does not depend on the number of workers
+        else:
+            # These facts do not depend on the number of workers. So they must be equal after a
+            # restart with another number of workers, too.
             self.facts["batch_size"] = adapter.batch_size
             self.facts["number of batches"] = adapter.num_batches
         self._length = adapter.num_batches
@@ -265,7 +268,7 @@ class Position:
         return self._interval.is_due(count, count - self._at_once)
 
     def _follow_own(self, source: OwnSource) -> None:
-        """Stores how epochs of a worker's own data are skipped, and what a backup of them lacks.
+        """Stores how to skip epochs of a worker's own data, and what cannot be restored of them.
 
         The chief, which writes the backups, does not read these data and cannot save their place.
         """
@@ -315,8 +318,8 @@ class Position:
             random: The states of the random generators at the beginning of the iteration.
             within: Whether the run continues within an epoch. Then the random generators are
                 restored later, after the skipped steps.
-            late: Whether Keras had made the iterator before the epoch began, when the random
-                generators had other states.
+            late: Whether Keras had made the saved run's iterator before the epoch began, when the
+                random generators had other states.
             make: A function that makes an iterator from the beginning.
         """
         now = random_states.kept()
@@ -348,7 +351,7 @@ class Position:
         random_states.put_back(states)
 
     def begun_pipeline(self, make: Callable[[], Any]) -> Any:
-        """Does the same as `begun`; a pipeline that TensorFlow reads begins at its saved place."""
+        """Does the same as `begun`. If TensorFlow reads the data, begins at their saved place."""
         places = None if self._read_by_python else self._places
         return self.begun(make if places is None else lambda: places.begun(make))
 
@@ -368,7 +371,10 @@ class Position:
 
     @contextmanager
     def looked_at(self) -> Generator[None]:
-        """After the block, in which Keras reads a batch for its types, restores the data source."""
+        """After a restart, undoes what Keras changes in the data source by reading one batch.
+
+        Keras reads this batch, to find its types, in the block of this context manager.
+        """
         random = random_states.kept()
         yield
         if self._read_ahead is not None:
@@ -474,8 +480,8 @@ class PositionedAdapter(WrappedAdapter):
 
     def get_torch_dataloader(self) -> Iterator[object]:
         """Returns the inner adapter's batches, from the run's position on."""
-        # To begin an iteration may draw a random number. So it begins now and not with the first
-        # batch, as in Keras's own adapter.
+        # When an iteration begins, it may draw a random number. So, as in Keras's own adapter, it
+        # begins now and not with the first batch.
         return self._read(super().get_torch_dataloader())
 
     def _read(self, iterator: Iterator[object]) -> Iterator[object]:

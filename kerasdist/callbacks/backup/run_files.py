@@ -37,7 +37,7 @@ from kerasdist.errors import BackupError
 from kerasdist.job.handshake import JOB_ID
 from kerasdist.job.job import Job, everyone
 
-# By folder of backups: how many calls of `fit` with this folder have ended in this process.
+# For each folder of backups, how many calls of `fit` with this folder have ended in this process.
 _ENDED: Counter[Path] = Counter()
 
 _UNUSABLE = (BackupError, KeyError, OSError, TypeError, ValueError)
@@ -99,9 +99,9 @@ class RunFiles:
     def newest(self, call: Mapping[str, object]) -> StoredVariables | None:
         """Returns the newest complete backup; None if there is no complete backup.
 
-        Damaged backups are reported. All workers must call this method. Workers that do not see the
-        chief's folder get None. If this run must not use the folder, `refusal` is set on the chief;
-        the caller must send it to all workers.
+        Damaged backups are reported. All workers must call this method. If `in_parts` is False,
+        workers other than the chief get None. If this run must not use the folder, `refusal` is set
+        on the chief; the caller must send it to all workers.
         """
         if self._is_chiefs:
             found = self._first_whole(self._fitting(call))
@@ -150,7 +150,7 @@ class RunFiles:
     def _first_whole(self, candidates: Iterator[StoredFile]) -> StoredVariables | None:
         """Returns the first backup among the chief's `candidates` whose parts are complete.
 
-        If all workers see the folder, each of them checks some of the parts.
+        If `in_parts` is True, each worker checks some of the parts.
         """
         while True:
             try:
@@ -186,7 +186,7 @@ class RunFiles:
         self.number += 1
 
     def write_part(self, shards: Mapping[int, Sequence[HeldShard]]) -> list[object] | None:
-        """Writes this worker's part of a backup; on the chief, returns all names and digests.
+        """Writes this worker's part of a backup; the chief gets the parts' names and digests.
 
         All workers must call this method. When it returns, the parts of all workers are on the
         disk. If a worker could not write its part, all workers get None.
@@ -311,12 +311,12 @@ class RunFiles:
 
 
 def _is_failing() -> bool:
-    """Returns whether this process is ending by an error."""
+    """Returns whether this process ends because of an error."""
     return getattr(sys, "last_value", None) is not None
 
 
 def _run_of_launcher() -> str | None:
-    """Returns a name for the ``kerasdist run`` that started this process, or None without one.
+    """Returns a name for the ``kerasdist run`` that started this process; None if none did.
 
     The name stays the same when ``kerasdist run`` restarts the job.
     """
@@ -416,7 +416,7 @@ def release_folder(folder: Path) -> None:
 
 
 def _try_lock(path: Path, mode: int) -> dict[str, object] | None:
-    """Tries to lock a file; returns facts about the process that has locked it already, or None."""
+    """Tries to lock a file; returns facts about another process that holds the lock, or None."""
     try:
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, mode)
     except OSError as error:

@@ -124,7 +124,7 @@ def write_bytes(path: Path, chunks: Iterable[bytes], mode: int = PRIVATE) -> Non
 def write_file(
     path: Path, facts: Mapping[str, object], arrays: Sequence[Any], mode: int = PRIVATE
 ) -> str:
-    """Writes a file and returns its digest. The file is on the disk when this returns.
+    """Writes a file and returns its digest. The file is on the disk when this function returns.
 
     Every array is read, even if the disk is full, because other workers may take part in the reads.
 
@@ -156,7 +156,7 @@ def write_file(
 
 
 def read_along(arrays: Iterable[object]) -> None:
-    """Reads arrays that are not written here, because other workers take part in the reads."""
+    """Reads arrays without writing them, because other workers take part in the reads."""
     for one in arrays:
         if isinstance(one, Unread):
             one.read()
@@ -173,7 +173,8 @@ def require_whole(path: Path, known: str | None = None) -> None:
 
     Args:
         path: The file.
-        known: The digest that the chief's file has stored for this file; None for the chief's file.
+        known: The digest that the chief's file has stored for this file; None if this file is
+            the chief's.
     """
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size

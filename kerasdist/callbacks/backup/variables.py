@@ -83,7 +83,10 @@ def remove_orphans(folder: Path, up_to: float = math.inf) -> None:
 
 
 _Shards = dict[int, list[tuple[Region, StoredFile, int]]]
-"""By variable: each shard's region, the file that has the shard, and its index in that file."""
+"""The shards of each variable, by the variable's number.
+
+For each shard: its region, the file that has it, and its index in that file.
+"""
 
 
 @final
