@@ -46,7 +46,7 @@ class DataAdapter:
 
 
 def is_data_adapter(source: object) -> TypeGuard[Any]:
-    """Returns whether this is a data adapter, of Keras or one that Keras accepts."""
+    """Returns whether this is a data adapter: one of Keras's, or another that Keras accepts."""
     return isinstance(source, _base_of_adapters())
 
 

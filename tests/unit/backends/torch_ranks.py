@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_leaves
 
 import kerasdist as kd
 from kerasdist import keras_compat
-from kerasdist.backends.torch.workers import process_group
+from kerasdist.backends.torch.workers import buckets, process_group
 from kerasdist.callbacks.backup import variables
 from kerasdist.cluster.source import Membership
 from kerasdist.job import job as jobs
@@ -93,6 +93,7 @@ def strategy_of(rank: int, ranks: int, **options: Any) -> Iterator[kd.Strategy]:
         job = job_of(place, patch)
         patch.setattr(jobs, "_current", [job])
         patch.setattr(process_group, "_backend", lambda: "fake")
+        patch.setattr(buckets, "_POLLING", 0.0)  # no work of a fake group says that it is done
         dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=ranks)
         try:
             yield kd.MultiWorkerMirroredStrategy(Resolver(place), devices=["cpu:0"], **options)

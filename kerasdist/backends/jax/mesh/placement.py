@@ -87,7 +87,7 @@ class Placement:
             called with the outputs, the state and the number of steps of each program.
         places_ahead: Whether `batch` moves a batch to the devices while the previous step runs.
         shares_memory: Whether arrays on the devices may use the memory of NumPy arrays, as on CPUs.
-        begin_step: A function that is called before every user program.
+        begin_step: A function that is called before each program of a custom loop.
     """
 
     job: Job | None = None

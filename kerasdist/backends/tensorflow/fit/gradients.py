@@ -133,8 +133,8 @@ def _gradient(
     def unscaled(source: object, gradient: object) -> Any:
         if isinstance(source, keras.Variable | tf.Variable):
             return gradient
-        # A gradient with respect to an input, as in a gradient penalty, has one row per example. It
-        # is not multiplied by the replica's weight later, so the factor is divided out.
+        # A gradient with respect to an input, as in a gradient penalty, has one row per example.
+        # `factor` cancels the replica's weight, by which this gradient is not multiplied later.
         return on_values(
             lambda values: tf.math.divide_no_nan(values, tf.cast(factor, values.dtype)), gradient
         )

@@ -196,7 +196,7 @@ class SharedSum(_Native):
             equal as long as no custom loop has run.
     """
 
-    # There is no `__init__`: TensorFlow makes the object, which is later bound to this class.
+    # There is no `__init__`: TensorFlow makes the object, and `bind` then changes its class.
 
     known: tf.Tensor | None = None
     is_equal = False

@@ -438,7 +438,7 @@ def _spec_of(leaf: Any) -> Any:
 
 
 def rows_of_replicas(batch: object, replicas: int, own: range) -> list[Any]:
-    """Returns the rows of each of the given replicas, without stand-in rows."""
+    """Returns the rows of each replica in `own`; no other rows stand in if there are none."""
     return [one.rows for one in split(own_rows(batch, replicas, own), len(own), stand_ins=False)]
 
 
