@@ -452,8 +452,9 @@ def compare(here: Here):
 
 def describe_a_tpu(here: Here):
     from kerasdist.backends.jax.ahead_of_time import described_devices
+    from kerasdist.core.hardware import parse_target
 
-    described_devices("tpu", "v5e:2x2")
+    described_devices(parse_target("v5e:2x2"))
 
 
 def change_buffers(here: Here):
