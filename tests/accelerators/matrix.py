@@ -27,7 +27,7 @@ EXACT = {
     "losses": "losses. metrics. step_logs.",
     "optimizers": "optimizers. normalization. ragged. random. passes. offload.",
     "data": "data. own_data. few_rows. lookups.",
-    "models": "models. layers. steps. overrides. python_state. copies. strategies. "
+    "models": "models. layers. steps. end_of_a_step. overrides. python_state. copies. strategies. "
     "outside_replicas. reading. cost. sharding.",
     "training": "training. callbacks. saving. telemetry. async_checkpoint. checkpoints.",
     "restarts": "restarts. calls. products. generated. newer_keras. executions.",
