@@ -44,7 +44,7 @@ def meeting(ranks=()):
 
 @case("PyTorch's threads", replicas=REPLICAS, backends=("torch",))
 def in_the_calling_thread(lab):
-    """From the second step on, unless something of the user's may read the updated weights."""
+    """Replicas share the calling thread, unless the user's code may read the updated weights."""
     for metrics, is_one in ((["mae"], True), ([of_rows], False)):
         seen = []
         with lab.strategy().scope():
@@ -79,7 +79,7 @@ def metrics_that_read_weights(lab):
 
 @case("PyTorch's threads", replicas=REPLICAS, backends=("torch",))
 def a_layer_that_meets_later(lab):
-    """In a later `fit` a layer sums over the replicas, so that each needs a thread again."""
+    """A layer sums over the replicas in a later `fit` only, so that they need threads again."""
 
     def switch(model):
         model.layers[0].on = not model.layers[0].on
@@ -93,7 +93,7 @@ def a_layer_that_meets_later(lab):
 
 @case("PyTorch's threads", replicas=REPLICAS, backends=("torch",))
 def a_replica_that_meets_alone(lab):
-    """Whichever it is, the error names both calls; and then the model trains again."""
+    """A replica that alone sums is an error that names both calls; then the model trains again."""
     for rank in (0, lab.replicas - 1):
         with lab.strategy().scope():
             model = stack([meeting([rank]), keras.layers.Dense(1)], metrics=["mae"])
