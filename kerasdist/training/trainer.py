@@ -71,7 +71,7 @@ class ReplicatedTrainer(TrainerLike):
     def make_function(self, name: str, original: Original, force: bool = False) -> Any:
         """Returns the function that `fit`, `evaluate` or `predict` calls; makes it if necessary.
 
-        `name` is a key of `STEPS`. With `force`, the function is always made anew.
+        `name` is a key of `STEPS`. With `force`, makes the function again if the model has one.
         """
         self.made.add(name)
         attribute = name.removeprefix("make_")
