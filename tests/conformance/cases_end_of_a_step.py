@@ -4,7 +4,7 @@ import threading
 from functools import partial
 
 from tests.conformance.actions import evaluate, fit
-from tests.conformance.lazy import kd, keras
+from tests.conformance.lazy import kd, keras, torch
 from tests.conformance.models import regression, stack
 from tests.conformance.registry import REPLICAS, case
 
@@ -49,12 +49,34 @@ def in_the_calling_thread(lab):
         seen = []
         with lab.strategy().scope():
             model = stack([noting(seen), keras.layers.Dense(1)], metrics=metrics)
-        TRAIN(model)
+        TRAIN(model)  # its first step is compared with one device's, in threads
         for run in (TRAIN, evaluate(X, Y)):
             seen.clear()
             run(model)
             alone = is_one or run is not TRAIN
             lab.check((set(seen) == {threading.get_ident()}) == alone, f"{metrics}: {set(seen)}")
+
+
+@case("PyTorch's threads", replicas=REPLICAS, backends=("torch",))
+def cores_after_a_step(lab):
+    """The caller and new threads compute on as many cores as before replicas ran in threads."""
+    found = []
+
+    def count():
+        found.append(torch.get_num_threads())
+
+    count()
+    for layer in (keras.layers.BatchNormalization(), meeting()):
+        with lab.strategy().scope():
+            model = stack([layer, keras.layers.Dense(1)])
+        if not isinstance(layer, keras.layers.BatchNormalization):
+            layer.on = True
+        TRAIN(model)
+        count()
+        thread = threading.Thread(target=count)
+        thread.start()
+        thread.join()
+    lab.check(len(set(found)) == 1, found)
 
 
 @case("PyTorch's threads", replicas=REPLICAS, backends=("torch",))

@@ -67,6 +67,13 @@ def _moments_of(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return mean, (rows - mean).square_().mean(0)
 
 
+def _moments_of_all(of_replicas: torch.Tensor) -> torch.Tensor:
+    """Combines the replicas' counts, means and variances, stacked along axes 0 and 1."""
+    counts, means, variances = of_replicas.unbind(1)
+    mean, variance = combined(counts, means, counts * variances, added=0.0)
+    return torch.stack([counts.sum(0), mean, variance])
+
+
 def _gradient_of_rows(
     rows: torch.Tensor, mean: torch.Tensor, slope: torch.Tensor, offset: torch.Tensor
 ) -> torch.Tensor:
@@ -92,10 +99,7 @@ class Moments(torch.autograd.Function):
         if replica is not None:
             replica.scope.sums_in_backward |= any(ctx.needs_input_grad)
             own = torch.stack([torch.full_like(mean, count), mean, variance])
-            every, _ = replica.collect(label, own[None], 0, alike=True)
-            counts, means, variances = every.unbind(1)
-            mean, variance = combined(counts, means, counts * variances, added=0.0)
-            count = counts.sum(0)
+            count, mean, variance = replica.combine(label, own, _moments_of_all).unbind()
         ctx.replica, ctx.label, ctx.count = replica, label, count
         ctx.save_for_backward(rows, mean)
         return mean, variance

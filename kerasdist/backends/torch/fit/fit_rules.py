@@ -96,8 +96,9 @@ class FitRules(Rules):
                     one.zero_()
 
     def is_short(self, batch: object) -> bool:
-        """Returns whether a step is so short that a second core would not make it faster.
+        """Returns whether a step is so short that replicas in threads compute on one core each.
 
+        An OpenMP thread of one replica would spin on the core that the next replica's thread needs.
         The answer depends on shapes, not on measured times. So a repeated run uses equally many
         cores, and adds numbers in the same order.
         """

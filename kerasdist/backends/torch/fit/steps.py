@@ -14,7 +14,7 @@ from kerasdist.backends.torch.replica.placing import Version
 from kerasdist.backends.torch.workers.process_group import Group
 from kerasdist.core.structures import flatten, map_leaves
 from kerasdist.errors import UnsupportedError
-from kerasdist.training.metrics import metrics_of
+from kerasdist.training.metrics import has_built_metrics, metrics_of
 
 
 def layers_with_buffers(model: Any) -> list[Any]:
@@ -88,6 +88,8 @@ def uses_no_update(model: keras.Model) -> bool:
 
     This is so if only Keras's own code follows: the update of metrics that Keras itself defines.
     """
+    if not has_built_metrics(model):  # `fit` builds the metrics before it makes its train function
+        return False
     # For a metric that is bound to a strategy, `type` would return kerasdist's subclass.
     kinds = {one.__class__ for one in metrics_of(model)}
     return (

@@ -37,6 +37,7 @@ from kerasdist.check.first_batch import FirstBatchCheck, may_differ
 from kerasdist.core.context import current, whole_step
 from kerasdist.core.user_warnings import warn_user
 from kerasdist.input.sharding import WorkerShard, examples
+from kerasdist.training.batch_norm import has_synchronized_layers
 from kerasdist.training.metrics import prepare
 from kerasdist.training.numerics import mean_over_rows
 from kerasdist.training.passes import most_rows, refused
@@ -141,14 +142,17 @@ class TorchTrainer(ReplicatedTrainer):
         if trains and replicas.gradient_sum is not None and self.has_builtin("train_step"):
             rules.reducer = GradientReducer(model, replicas.gradient_sum, rules.sums)
         reports_itself = not self.note_overrides()
-        may_end_with_update = trains and not reports_itself
+        if trains:
+            rules.ends_with_update = not reports_itself and uses_no_update(model)
+            rules.takes_turns = not rules.ends_with_update or has_synchronized_layers(
+                model, self.strategy
+            )
         is_worker = replicas.job is not None
         with_buffers = layers_with_buffers(model)
         finds_rows = trains and config.most_examples_at_once() == "auto"
 
         @hinting()
         def run(batches: Sequence[Any]) -> Any:
-            nonlocal may_end_with_update
             for left, given in zip(reversed(range(len(batches))), batches, strict=True):
                 if finds_rows:
                     self._find_rows(given)
@@ -161,9 +165,6 @@ class TorchTrainer(ReplicatedTrainer):
                     each = replicas.run(self.strategy, own, parts, rules)
                     if before:
                         require_unchanged(before)
-                    if may_end_with_update:  # the first step has built the metrics of `compile`
-                        rules.ends_with_update = uses_no_update(model)
-                        may_end_with_update = False
                     wanted = replicas.batch_logs_matter or reports_itself
                     logs = self._logs(each, parts, rules, wanted=wanted and not left)
             if trains and current.meter is not None:

@@ -251,15 +251,15 @@ class TorchCollectives(Collectives):
     def all_gather(self, tensor: torch.Tensor, axis: int = 0) -> torch.Tensor:
         """Returns the replicas' tensors concatenated along an axis, differentiable."""
         own = self._plain(as_tensor(tensor))
-        return self._joint(GlobalGather.apply(self, self.label("all_gather"), own, axis, False))
+        return self._joint(GlobalGather.apply(self, self.label("all_gather"), own, axis))
 
     def all_stack(self, tensor: torch.Tensor) -> torch.Tensor:
         """Returns the replicas' tensors stacked along a new first axis, differentiable."""
         if torch.compiler.is_compiling():
             replicas = self._count * self._shared.group.size
             return graph_ops.all_stack(tensor, self.number, replicas)
-        own = self._plain(tensor)[None]
-        return self._joint(GlobalGather.apply(self, self.label("all_stack"), own, 0, True))
+        own = self._plain(tensor)
+        return self._joint(GlobalGather.apply(self, self.label("all_stack"), own, None))
 
     def all_moments(
         self, inputs: torch.Tensor, axes: Sequence[int]
@@ -284,8 +284,11 @@ class TorchCollectives(Collectives):
         """Sums the gradients of a value that all replicas share, weighted as in `GlobalSum`."""
         weight = self.gradient_weight
         label = f"gradient of {label}"
-        [total] = GlobalSum.apply(self, label, 1.0 / weight, weight, gradient)
-        return total
+        if torch.is_grad_enabled():
+            [total] = GlobalSum.apply(self, label, 1.0 / weight, weight, gradient)
+            return total
+        [total] = self.exchange(label, [gradient if weight == 1.0 else gradient * weight])
+        return total if weight == 1.0 else total / weight
 
     def exchange(self, label: str, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Returns the sums of the replicas' tensors. This replica may change its sums in place."""
@@ -302,27 +305,30 @@ class TorchCollectives(Collectives):
             for total, own in zip(totals, tensors, strict=True)
         ]
 
-    def collect(
-        self, label: str, tensor: torch.Tensor, axis: int, *, alike: bool
-    ) -> tuple[torch.Tensor, int]:
-        """Concatenates all replicas' tensors; also returns where this replica's tensor begins.
+    def combine(
+        self,
+        label: str,
+        tensor: torch.Tensor,
+        function: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor.contiguous,
+    ) -> torch.Tensor:
+        """Stacks all replicas' tensors, which have the same shape, along a new axis 0.
 
-        Args:
-            label: The name of the operation, which must be the same on all replicas.
-            tensor: This replica's tensor.
-            axis: The axis to concatenate along.
-            alike: Whether all tensors have the same shape, so that workers need not exchange
-                shapes.
+        Returns the result of `function` for the stacked tensor, which each process computes once.
         """
-        group = self._shared.group
+
+        def combined(brought: Sequence[torch.Tensor]) -> torch.Tensor:
+            here = torch.stack([part.to(brought[0].device) for part in brought])
+            return function(self._shared.group.gather_alike(here).flatten(0, 1))
+
+        result = self._meet(f"{label} of shape {tuple(tensor.shape)}", tensor, combined)
+        return result.to(tensor.device, copy=self._shared.threads is not None)
+
+    def concatenate(self, label: str, tensor: torch.Tensor, axis: int) -> tuple[torch.Tensor, int]:
+        """Concatenates all replicas' tensors; also returns where this replica's tensor begins."""
 
         def concatenated(brought: Sequence[torch.Tensor]) -> tuple[torch.Tensor, list[int]]:
             here = torch.cat([part.to(brought[0].device) for part in brought], axis)
-            if alike:
-                whole = group.gather_alike(here).movedim(0, axis).flatten(axis, axis + 1)
-                begin = group.rank * here.shape[axis]
-            else:
-                [(whole, begin)] = group.gather(label, [here], axis)
+            [(whole, begin)] = self._shared.group.gather(label, [here], axis)
             begins = [begin]
             for part in brought:
                 begins.append(begins[-1] + part.shape[axis])
@@ -431,21 +437,18 @@ class GlobalSum(torch.autograd.Function):
 
 
 class GlobalGather(torch.autograd.Function):
-    """Concatenates the replicas' tensors along an axis; `alike` promises that shapes are equal."""
+    """Concatenates the replicas' tensors along an axis; None stacks tensors of the same shape."""
 
     @staticmethod
-    def forward(  # noqa: PLR0917  autograd's functions take no names
-        ctx: Any,
-        replica: TorchCollectives,
-        label: str,
-        tensor: torch.Tensor,
-        axis: int,
-        alike: bool,
+    def forward(
+        ctx: Any, replica: TorchCollectives, label: str, tensor: torch.Tensor, axis: int | None
     ) -> torch.Tensor:
-        """Returns the tensors of all replicas, concatenated."""
+        """Returns the tensors of all replicas, concatenated or stacked."""
         replica.scope.sums_in_backward |= any(ctx.needs_input_grad)
-        gathered, begin = replica.collect(label, tensor, axis, alike=alike)
-        ctx.replica, ctx.label = replica, label
+        ctx.replica, ctx.label, ctx.part = replica, label, None
+        if axis is None:
+            return replica.combine(label, tensor)
+        gathered, begin = replica.concatenate(label, tensor, axis)
         ctx.part = axis, begin, tensor.shape[axis]
         return gathered
 
@@ -453,7 +456,8 @@ class GlobalGather(torch.autograd.Function):
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
         """Returns this replica's part of the summed gradients."""
         total = ctx.replica.sum_gradient(ctx.label, gradient)
-        return None, None, total.narrow(*ctx.part), None, None
+        own = total[ctx.replica.rank] if ctx.part is None else total.narrow(*ctx.part)
+        return None, None, own, None
 
 
 def check_summable(tensors: Sequence[torch.Tensor]) -> None:

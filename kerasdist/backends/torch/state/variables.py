@@ -85,10 +85,13 @@ class Rules(abc.ABC):
         compiled: Calls a model in compiled form; None if models run uncompiled.
         ends_with_update: Whether no code of a step after ``optimizer.apply`` depends on the update,
             so that a replica need not wait there for the others.
+        takes_turns: Whether the replicas of a process wait for each other in the middle of a step,
+            so that they need threads.
     """
 
     is_fit = False
     ends_with_update = False
+    takes_turns = False
     kept: KeptState | None = None
     compiled: Callable[..., Any] | None = None
 
@@ -96,7 +99,7 @@ class Rules(abc.ABC):
         """Starts a step of the replicas of this process."""
 
     def is_short(self, batch: object) -> bool:
-        """Returns whether one core computes a step on a batch about as fast as all cores do."""
+        """Returns whether replicas in threads compute a step on a batch on one core each."""
         return False
 
     @abc.abstractmethod
