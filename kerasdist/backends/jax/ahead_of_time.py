@@ -49,7 +49,8 @@ class TrainingProgram:
 
     Attributes:
         lowered: The program before its compilation, a `jax.stages.Lowered`.
-        state_bytes: The bytes that each device holds, by kind of state.
+        state_bytes: The bytes of state that each device holds, by the kind of variables:
+            trainable, non_trainable, optimizer, metrics.
         host_bytes: The bytes of state that the host holds for each device. A step copies them to
             the device and back.
         copied_bytes: How many of the `host_bytes` a device may hold at a time during a step. The
@@ -113,8 +114,8 @@ class Compiled:
     """The result of compiling a program; all sizes are for a single device.
 
     Attributes:
-        memory: The bytes of memory by kind. The outputs do not include the new state, which
-            overwrites the old state.
+        memory: How many bytes each kind of data needs, such as the parameters or the outputs. The
+            outputs do not include the new state, which overwrites the old state.
         text: XLA's text of the compiled program; empty if XLA refused the program.
         refused: XLA's message if the program needs more memory than a device has, else None.
     """
@@ -131,7 +132,7 @@ def compiled(program: TrainingProgram) -> Compiled:
         "parameters": state["trainable"] + state["non_trainable"],
         "optimizer": state["optimizer"],
         "metrics": state["metrics"],
-        # `fit` places a batch on accelerators while the step before runs, so there are two batches.
+        # `fit` places a batch on accelerators during the previous step, so they hold two batches.
         "input": 2 * program.input_bytes,
         "activations and temporaries": program.copied_bytes,
         "outputs": 0,
@@ -151,7 +152,7 @@ def compiled(program: TrainingProgram) -> Compiled:
 
 
 def resized(batch: Any, examples: int) -> Any:
-    """Returns the shapes of a batch with another number of examples."""
+    """Returns the shapes that a batch would have with this number of examples."""
 
     def of(leaf: Any) -> Any:
         shape = (examples, *leaf.shape[1:]) if leaf.ndim else ()
@@ -195,10 +196,11 @@ def _bytes_of(spec: Any, sharding: Any) -> int:
 
 @final
 class PlanningBackend(JaxBackend):
-    """A backend whose devices are descriptions; models can be made on them, but not trained.
+    """The backend of a plan. A script can make a model on its devices, but cannot train the model.
 
-    A script may name any devices: its strategy always gets replicas on all described devices. If
-    the plan sets `sharding` or `offload`, this replaces the argument of the script's strategy.
+    The devices are only descriptions of accelerators. A script may name any devices, because its
+    strategy always gets replicas on all described devices. If the plan sets `sharding` or
+    `offload`, this replaces the argument of the script's strategy.
     """
 
     def __init__(

@@ -99,7 +99,10 @@ class JaxBackend(Backend):
             jax.config.update("jax_num_cpu_devices", count)
 
     def uses_gpus(self) -> bool | None:
-        """Returns whether a GPU plug-in is installed; None if JAX's settings choose the devices."""
+        """Returns whether JAX has a GPU plug-in.
+
+        Returns None if the user has set which devices JAX takes.
+        """
         platforms = _config.jax_platforms
         without = platforms and not {"cuda", "gpu", "rocm"} & set(platforms.split(","))
         chosen = {_config.read(f"jax_{kind}_visible_devices") for kind in ("cuda", "rocm")}

@@ -31,7 +31,7 @@ _AT_ONCE = 1 << 26
 
 @final
 class OrbaxFormat(CheckpointFormat):
-    """Reads and writes checkpoints by Orbax, which is imported when a format object is made."""
+    """Reads and writes checkpoints by Orbax, which is imported when an `OrbaxFormat` is made."""
 
     marker = "_METADATA"
 
@@ -45,7 +45,7 @@ class OrbaxFormat(CheckpointFormat):
             ) from error
 
     def folder_in(self, path: Path) -> Path | None:
-        """Returns the folder of the arrays: `path` or a folder in it; None without a checkpoint."""
+        """Returns the folder of the arrays, `path` or one inside; None if there are no arrays."""
         places = (path, *(path / one for one in _INNER))
         return next((one for one in places if super(OrbaxFormat, self).folder_in(one)), None)
 
@@ -108,8 +108,9 @@ def _fail_together(handler: Any, job: Job) -> None:
     """Makes an Orbax handler's `save` and `restore` fail on all workers if they fail on one.
 
     Otherwise the other workers would wait for the failed worker. Orbax itself calls `finalize` on
-    the chief alone, so the other workers would not see it fail. Therefore the new `save` calls
-    `finalize` at its end, where all workers wait for the chief.
+    the chief alone, so the other workers would not notice a failure of `finalize`. Therefore this
+    function replaces `save`. The new `save` calls `finalize` at its end, and all workers wait there
+    for the chief.
     """
     reporting = job.all_do("write, or read, their shards of a checkpoint", OSError)
     write, finish = reporting(handler.save), handler.finalize

@@ -29,7 +29,8 @@ from kerasdist.job.job import Job
 from kerasdist.job.monitor import GRACE_SECONDS
 
 # JAX's time-out for a lost worker, as a multiple of kerasdist's own. JAX's is longer, so that
-# kerasdist notices the loss first and names the worker; JAX would end all processes and name none.
+# kerasdist notices the loss first and names the lost worker. JAX itself would end all processes
+# without saying which worker was lost.
 _LATER = 20
 
 # A part of the error message of JAX 0.10 that means that JAX has already started.
@@ -114,7 +115,7 @@ class Relay:
     """
 
     def __init__(self, server: str, patience: float) -> None:
-        """Starts to listen. Once a client connects, seeks the server for `patience` seconds."""
+        """Starts to listen. When JAX connects, tries for `patience` seconds to reach the server."""
         host, _, port = server.rpartition(":")
         self._server = host.strip("[]"), int(port)
         self._patience = patience

@@ -88,8 +88,8 @@ def read(original: Callable[[Any], Any], variable: keras.Variable) -> Any:
         is_own = threading.get_ident() == known.thread
         if copied is None or (is_own and stored is not None and not stored.is_deleted()):
             break
-        # A thread other than that of the steps gets a copy, because the next step may consume the
-        # array of the variable.
+        # A thread that does not run the steps gets a copy, even if the variable holds an array,
+        # because the next step may consume that array.
         copy = copied(variable, known.name, known.index)
         if copy is not None:
             return keras_compat.autocast(variable, copy)
@@ -113,7 +113,8 @@ def mark_in_steps(
     """Makes variables readable while steps of this thread hold their values.
 
     Such a read calls ``copied(variable, name, index)``, which returns a copy of the value. `name`
-    is the name of this list of the model's variables, and `index` is the position in the list.
+    says which list of the model's variables this is, such as "trainable_variables". `index` is the
+    variable's position in the list.
     """
     here, method = threading.get_ident(), weakref.WeakMethod(copied)
     for index, variable in enumerate(variables):

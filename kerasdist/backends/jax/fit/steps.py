@@ -1,4 +1,4 @@
-"""The functions that Keras's loop calls: each call runs an execution of one or more steps."""
+"""The functions that `fit`, `evaluate` and `predict` call to run one or more steps at a time."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class StepFunction:
             model: The Keras model, which says how many steps an execution has, and whether they
                 are compiled or run operation by operation.
             step: A step, which is a function of state and batch.
-            arrays: The placement on which the step runs.
+            arrays: The placement, which puts the state and the batches on the devices.
             keeps_outputs: Whether an execution returns the concatenated outputs of all its steps,
                 as `predict` needs them, and not only the outputs of the last step.
         """
@@ -82,8 +82,8 @@ class StepFunction:
     ) -> tuple[list[object], object, Sequence[object]]:
         """Runs the steps that can be one program; returns outputs, state and remaining batches."""
         count = _count_alike(batches)
-        # If too few batches are alike, the steps run one by one, because each number of batches
-        # needs its own program.
+        # If too few batches are alike, the steps run one by one. A loop over fewer batches would
+        # need a program of its own.
         if len(batches) < self._steps or count < max(self._steps - 1, 2):
             return [], state, batches
         try:

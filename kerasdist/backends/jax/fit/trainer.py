@@ -99,8 +99,8 @@ class JaxTrainer(ReplicatedTrainer):
     def __call__(self, original: Original, *args: object, **kwargs: object) -> Any:
         """Calls the model.
 
-        If Keras calls the model with a global array, to build layers, only this worker's rows of
-        the array are passed.
+        Keras may call the model with a global array, to build layers. The model then gets only the
+        part of the array that this worker's first device holds.
         """
         args, kwargs = jax.tree.map(_rows_here, take((args, kwargs)))
         is_before_steps = not current.replicas and keras_compat.get_stateless_scope() is not None
@@ -116,7 +116,7 @@ class JaxTrainer(ReplicatedTrainer):
         return_losses: bool = False,
         **kwargs: object,
     ) -> Any:
-        """Calls the model. In a step, makes several passes if one cannot have all rows."""
+        """Calls the model. In training, makes several passes if one pass may not have all rows."""
         call = partial(original, weights, state)
         rows = passes.rows_of_passes(self, args, kwargs)
         if rows is None:
@@ -163,10 +163,10 @@ class JaxTrainer(ReplicatedTrainer):
         )
 
     def new_function(self, step: str, original: Original) -> Callable[..., Any]:
-        """Returns a function that runs a step on batches, with the state of the model."""
+        """Returns a function that runs one or more steps on the model's state and on batches."""
         model, names, trains = self.model, _STATES[step], step == "train_step"
         if self.replicas.num_replicas > 1:
-            prepare(model, self.strategy)  # also refuses what replicas compute inexactly
+            prepare(model, self.strategy)
         predicts = step == "predict_step"
         own = self._predict_step if predicts else getattr(model, step)
         make = partial(StepFunction, model, own, self.replicas.arrays, keeps_outputs=predicts)
@@ -224,7 +224,7 @@ class JaxTrainer(ReplicatedTrainer):
 
         def attempt(batch: Any) -> None:
             nonlocal run
-            if self.most_rows is not None:  # another number of rows in a pass needs a new trace
+            if self.most_rows is not None:  # a new number of rows per pass needs a new trace
                 run = make()
             needed = run.compiled.bytes_needed(state, [replicas.arrays.batch(batch)])
             free = replicas.free_bytes()
@@ -245,7 +245,8 @@ class JaxTrainer(ReplicatedTrainer):
     ) -> tuple[Any, ...]:
         """Returns the values of variables that Keras's loop passes to its steps.
 
-        When steps begin, the values leave the variables, so that only one copy of them exists.
+        When steps begin (`purge_model_variables`), the variables give up their values, so that only
+        one copy of the values exists.
         """
         model, replicas = self.model, self.replicas
         if replicas.job is not None:

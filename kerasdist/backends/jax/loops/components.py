@@ -61,7 +61,7 @@ def recall(variable: keras.Variable) -> Components | None:
 
 
 def diverged(variables: Mapping[int, keras.Variable]) -> set[int]:
-    """Returns the ids of the given variables that have components."""
+    """Returns the ids of those given variables that have a component per replica."""
     known = [one for one in _of_variable.variables() if id(one) in variables]
     return {id(one) for one in known if recall(one) is not None}
 

@@ -134,7 +134,8 @@ _Value = TypeVar("_Value")
 class _Kept(Generic[_Value]):
     """A cache of recently used values by key.
 
-    An entry refers weakly to objects, and is dropped when one of these objects is freed.
+    Each entry belongs to some objects, such as a function, but does not keep them alive. When one
+    of these objects is freed, the entry is dropped.
     """
 
     def __init__(self) -> None:
@@ -163,7 +164,7 @@ class _Kept(Generic[_Value]):
 
 @final
 class Programs:
-    """The programs of functions; each program lives as long as its function.
+    """Keeps a program for each function that was called recently and that still exists.
 
     Functions that have the same code and refer to the same objects share a program. For example, a
     lambda expression in a loop makes such functions.
@@ -174,7 +175,7 @@ class Programs:
         self._alike: _Kept[Program] = _Kept()
 
     def of(self, function: Callable[..., Any]) -> Program:
-        """Returns the program of a function, always the same program for the same function."""
+        """Returns the program that is kept for a function; makes one if there is none."""
         # Python makes a new method object at every access, so the key has the ids of the method's
         # instance and function.
         owner = function.__self__ if isinstance(function, MethodType) else function
@@ -324,7 +325,7 @@ def _constant(leaf: object) -> Hashable:
 
 
 @dataclass(eq=False)
-class Incomplete(Exception):  # noqa: N818  not an error, because a new executable follows
+class Incomplete(Exception):  # noqa: N818  not an error: another trace follows
     """Raised if a trace needs variables, or a mesh, that the program does not have yet.
 
     Attributes:
@@ -365,8 +366,8 @@ class Executable:
         # and arguments, which this object must not keep alive.
         self._traced: Callable[..., Any] | None = None
         # What a trace has found: the ids of variables whose new values the program returns; the ids
-        # of variables whose new components it returns; the results that are not arrays; and the
-        # structure of the results.
+        # of variables of which it returns new components, one per replica; the results that are not
+        # arrays; and the structure of the results.
         self._written: list[int] = []
         self._written_apart: list[int] = []
         self._constants: list[Any] = []
@@ -379,7 +380,11 @@ class Executable:
         return {key: reference() for key, reference in self.known.items()}
 
     def is_outdated(self) -> bool:
-        """Returns whether a variable was frozen or unfrozen, or got components, since the trace."""
+        """Returns whether the program must be traced anew.
+
+        This is so if, since the trace, a variable was frozen, was unfrozen, or got a component per
+        replica.
+        """
         variables = self.variables()
         if any(variables[one].trainable is not was for one, was in self._trainable.items()):
             return True

@@ -137,7 +137,8 @@ def _by_replica(layout: Layout, array: jax.Array, each: int) -> jax.Array:
 def _everywhere(layout: Layout, *parts: jax.Array) -> list[jax.Array]:
     """Gathers arrays of one row per replica on all devices.
 
-    With more than `MOST_GATHERED` replicas, the arrays are returned as they are.
+    With more than `MOST_GATHERED` replicas, returns the arrays as they are. When the calling code
+    combines their rows, XLA then inserts all-reduces.
     """
     if layout.replicas > batch_norm.MOST_GATHERED:
         return list(parts)

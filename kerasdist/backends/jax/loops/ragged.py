@@ -134,7 +134,7 @@ class Groups:
         self.of = [self.kinds.index(one) for one in shapes]
 
     def run(self, trace: Trace) -> tuple[Traced, dict[int, Any], dict[int, tuple[Any, ...]]]:
-        """Traces the code of all replicas, for all groups.
+        """Traces the code for each group, and selects the results of each device's own group.
 
         Returns three things. The first is the first group's trace, whose results are replaced by
         each device's own results, padded if their shapes differ. The second has, by the id of a
@@ -191,7 +191,7 @@ class Groups:
             results.append((pauses[0].kind, self._exchanged(pauses)))
 
     def _exchanged(self, pauses: Sequence[_Pause]) -> Sequence[Any]:
-        """Exchanges values between groups; returns each group's result."""
+        """Makes the exchange at which all groups have paused; returns each group's result."""
         first = pauses[0]
         columns = list(zip(*(pause.brought for pause in pauses), strict=True))
         match first.kind:

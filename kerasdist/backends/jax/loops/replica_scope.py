@@ -86,8 +86,8 @@ class ReplicaScope(Scope):
     """The scope through which one replica's code reads and writes variables, as in tf.distribute.
 
     A mirrored variable has one value on all replicas, so the values that replicas assign to it are
-    combined at once. Of a sync-on-read variable each replica has its own component. If replica code
-    has assigned to a variable without aggregation, each replica has its own component of it, too.
+    combined at once. Of a sync-on-read variable each replica has its own component. The same holds
+    for a variable whose aggregation is "none", once replica code has assigned a value to it.
 
     Attributes:
         variables: The variables that were written.

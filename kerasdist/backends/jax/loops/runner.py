@@ -263,7 +263,8 @@ class JaxRunner(Runner):
         """Returns components in one array, to which this process contributes its own components."""
         largest = largest_of(shapes) if shapes[0] else ()
         parts = [padded(self._place.copy_if_shared(part), largest)[None] for part in here]
-        # The array must not be a tracer, because it outlives a program that is being traced.
+        # Even if JAX is tracing a program now, the array must not be a tracer, because it is also
+        # used after the trace.
         with jax.ensure_compile_time_eval():
             array = self._place.assemble(parts, (self._replicas, *largest))
         return stacked(array, shapes)

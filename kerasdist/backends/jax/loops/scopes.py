@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Scope(keras.StatelessScope, abc.ABC):
-    """Stores the values that user code assigns to variables. The base class of all scopes here."""
+    """Stores the values that user code assigns to variables. The base class of the other scopes."""
 
     def __init__(self) -> None:
         # Variables that are made inside of the scope get their initial values after the trace.
@@ -65,7 +65,7 @@ class ProgramScope(Scope):
     Attributes:
         known: The variables that are inputs of the program.
         held: Those known variables of which each replica has its own component.
-        variables: Variables that the program reads or writes and that are no inputs yet.
+        variables: Variables that the program reads or writes, but that are not its inputs yet.
         written: Variables that the program writes.
         apart: Variables of which the program uses or makes one component per replica.
         place: The placement on which the program computes; None if it runs where its arguments are.
@@ -193,7 +193,7 @@ def innermost(kind: type[_Kind]) -> _Kind | None:
 
 
 def current() -> Scope | None:
-    """Returns this thread's innermost scope of a class of this module, or None."""
+    """Returns this thread's innermost `Scope`, None if there is none."""
     return innermost(Scope)
 
 
@@ -206,7 +206,7 @@ def read_through(variable: keras.Variable) -> Any:
     """Returns a variable's value from the scopes of this thread; None if Keras itself can read it.
 
     If the innermost scope is a plain `StatelessScope` without the value, Keras does not look into
-    the outer scopes.
+    the outer scopes, but this function does.
     """
     scope: Any = keras_compat.get_stateless_scope()
     if isinstance(scope, Scope) or current() is None:

@@ -61,7 +61,8 @@ class Source(Sequence[Any]):
     def _components(self) -> tuple[Any, ...]:
         if is_traced(self.array):
             return tuple(self.elements())
-        # The components must not be tracers, because they outlive a program that is being traced.
+        # Even if JAX is tracing a program now, the components must not be tracers, because they are
+        # also used after the trace.
         with jax.ensure_compile_time_eval():
             return tuple(self._fetched() if isinstance(self.array, jax.Array) else self.elements())
 
@@ -155,7 +156,7 @@ _without_axis = jax.jit(lambda shard: shard[0])
 
 
 def reduced(source: Source, op: ReduceOp, axes: tuple[int, ...] | None) -> Any:
-    """Returns the sum or mean of a value's components."""
+    """Returns the sum or mean of a value's components; with `axes`, also along these axes."""
     check_summable(source.array.dtype.name)
     mean = op is ReduceOp.MEAN
     count = source.replicas

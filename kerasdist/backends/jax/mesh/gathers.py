@@ -165,7 +165,7 @@ def _run(traced: Any, arrays: Sequence[jax.Array], is_state: Sequence[bool]) -> 
 
 @final
 class _Reader:
-    """Reads a traced function: lists the operations that make arrays, turns others into recipes.
+    """Reads a traced function. Lists operations that make arrays, and turns others into recipes.
 
     Attributes:
         operations: The operations that make arrays, in order.
@@ -300,7 +300,7 @@ def _scatters(equation: _Equation, inputs: Sequence[_Value]) -> bool:
 
 
 def _constraint(equation: _Equation | None) -> bool | None:
-    """Returns whether an operation makes an array full on each device by a sharding constraint.
+    """Returns whether a sharding constraint makes an array full on each device.
 
     Returns None if the operation is not a sharding constraint.
     """

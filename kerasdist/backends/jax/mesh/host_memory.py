@@ -52,7 +52,7 @@ def constrained(value: Any, sharding: Sharding) -> Any:
 def read_in_order(
     optimizer: keras.Optimizer, values: Sequence[Any], shardings: Sequence[NamedSharding]
 ) -> Iterator[list[Any]]:
-    """Yields values for an optimizer's code; a value is copied to the devices when code reads it.
+    """Yields values for an optimizer's code; a value goes to the devices when the code reads it.
 
     If the code of the optimizer has branches, all values are copied to the devices at once, because
     all branches must return arrays in the same memory. `values` may also contain Keras variables,

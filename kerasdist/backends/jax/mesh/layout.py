@@ -157,7 +157,7 @@ class OverReplicas:
         return known
 
     def why(self, variable: keras.Variable) -> str:
-        """Returns, in words for the user, why `spec` shards a variable in this way, or not."""
+        """Returns, for the user, why `spec` shards a variable in this way, or keeps it whole."""
         shape = tuple(variable.shape)
         if not self.gathers_weights and not is_slot(variable):
             return "not the optimizer's"
@@ -224,7 +224,7 @@ class ByLayoutMap:
         return None if axes is None else PartitionSpec(*map(self._names.get, axes))
 
     def spec(self, variable: keras.Variable) -> PartitionSpec:
-        """Returns the map's entry for a variable, or for the weight of an optimizer's variable."""
+        """Returns the map's entry for a variable; for an optimizer variable, that of its weight."""
         axes = self._reader.axes(weight_of(variable), tuple(variable.shape))
         if axes is None:
             return WHOLE
@@ -237,7 +237,7 @@ class ByLayoutMap:
         return self.spec(weight)
 
     def why(self, variable: keras.Variable) -> str:
-        """Returns, in words for the user, why `spec` shards a variable in this way, or not."""
+        """Returns, for the user, why `spec` shards a variable in this way, or keeps it whole."""
         return self._reader.why(weight_of(variable), tuple(variable.shape))
 
 
@@ -286,8 +286,8 @@ class Layout:
 
     Attributes:
         mesh: The JAX mesh of all devices.
-        shard_mesh: The mesh for global arrays: `mesh`, or one with an additional axis of machines
-            if each machine holds all state.
+        shard_mesh: The mesh for global arrays. This is `mesh`, or, if each machine holds all state,
+            a mesh with one axis over the machines and one over the replicas of a machine.
         by_replica: The axis, or axes, of `shard_mesh` along which the replicas lie.
         replicas: How many replicas there are.
         local: The devices of this process.
@@ -299,7 +299,8 @@ class Layout:
         rule: Decides which variables `sharding` divides; None if the argument was not given.
         shards_between_steps: Whether variables are in shards, or in the host's memory, while no
             step runs.
-        outputs: A context in which layers lay out their outputs, if a LayoutMap says how.
+        outputs: A context in which layers shard their outputs as a LayoutMap says. Without a map,
+            the context does nothing.
         whole: The sharding of an array of which every device holds a full copy.
         rows: The sharding of an array whose first axis is sharded over the replicas.
     """
@@ -363,7 +364,7 @@ class Layout:
         return self.rows if is_even else self.whole
 
     def of_variables(self, variables: Sequence[keras.Variable]) -> list[NamedSharding]:
-        """Returns the sharding of each variable's value; `whole` for an entry that is None."""
+        """Returns the sharding of each variable's value, and `whole` for each None in the list."""
         if not self.shards_state:
             return [self.whole] * len(variables)
         return [self.whole if one is None else self.of_variable(one) for one in variables]
@@ -400,11 +401,11 @@ class Layout:
 
     @property
     def shards_state(self) -> bool:
-        """Whether a device may hold only a shard of a variable, or nothing of the variable."""
+        """Whether a device may hold only a shard of a variable, or (with `offload`) none of it."""
         return self.shards_between_steps or bool(self.splits.rules)
 
     def assign(self, tensor: jax.Array, device: int) -> jax.Array:
-        """Replicates a step's tensor on all logical devices, and so on the requested device."""
+        """Replicates a step's tensor on all logical devices, among them number `device`."""
         if not 0 <= device < self.splits.logical_devices:
             raise ValueError(
                 "Expected logical_device_id to be one of the "
@@ -414,7 +415,7 @@ class Layout:
         return self.replicate(tensor)
 
     def split(self, tensor: jax.Array, shards: Sequence[int]) -> jax.Array:
-        """Cuts a tensor of a step over the logical devices of a replica."""
+        """Shards a step's tensor over the logical devices of a replica."""
         check_partition(tensor.shape, shards, self.splits.logical_devices)
         return self._constrained(tensor, self._spec(shards, uncut=PartitionSpec.UNCONSTRAINED))
 
@@ -447,7 +448,11 @@ def layout_of_step() -> Layout | None:
 def _mapped(
     devices: Sequence[Any], layout_map: Any, of_workers: bool
 ) -> tuple[list[Any], tuple[int, ...], list[str], ByLayoutMap]:
-    """Returns a LayoutMap's devices, the sizes and names of a replica's axes, and the rule."""
+    """Returns what a LayoutMap determines.
+
+    These are the order of the devices, the sizes and names of the mesh axes within a replica, and
+    the rule.
+    """
     mesh = layout_map.device_mesh
     wanted = [str(name) for name in np.ravel(mesh.devices)]
     if of_workers:
@@ -486,7 +491,8 @@ def _grid(devices: Sequence[Any], shape: tuple[int, ...], *, keep_order: bool = 
 def _are_of_workers(devices: Sequence[Any]) -> bool:
     """Returns whether the devices belong to several running processes.
 
-    The devices for which `kerasdist plan` compiles do not.
+    This is False for the devices for which `kerasdist plan` compiles, because no process runs on
+    them.
     """
     return jax.process_count() > 1 and len({one.process_index for one in devices}) > 1
 

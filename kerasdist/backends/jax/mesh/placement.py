@@ -81,8 +81,8 @@ class Placement:
         rows: The sharding of an array whose first axis is sharded over the replicas.
         devices: The devices on which programs run.
         host: The host as a device; the first device if JAX has no CPU device.
-        keeps_state: Whether variables keep the arrays on the mesh that programs take and return,
-            so that nothing is copied between programs.
+        keeps_state: Whether variables hold the same arrays that programs take and return, so that
+            nothing is copied between programs.
         after_launch: A function that limits how far the host runs ahead of the devices. It is
             called with the outputs, the state and the number of steps of each program.
         places_ahead: Whether `batch` moves a batch to the devices while the previous step runs.
@@ -97,7 +97,11 @@ class Placement:
     def __init__(
         self, layout: Layout, begin_step: Callable[[], None] = lambda: None, home: Any = None
     ) -> None:
-        """Stores the mesh; `home` is the device of new variables, None for the default."""
+        """Stores the layout, and the device `home` on which new variables are made.
+
+        If `home` is None, they are made on this process's first device, or on the host if a replica
+        has several logical devices.
+        """
         self.layout = layout
         self.mesh, self.whole, self.rows = layout.mesh, layout.whole, layout.rows
         self.devices = tuple(layout.mesh.devices.flat)
@@ -232,7 +236,7 @@ class Placement:
             return program(state, batches)
 
     def _note_batch(self, batch: Any) -> None:
-        """Notes the shapes of an eager step's batch, for several workers. Does nothing here."""
+        """With several workers, notes the shapes of an eager step's batch. Does nothing here."""
 
     def compare(self, program: Any, *arguments: object) -> str:
         """Compares a new program on all workers. Returns its digest, or "" for a single worker."""
@@ -297,8 +301,8 @@ class CompiledStep:
         """Stores the step, which is compiled when it is called.
 
         Args:
-            place: The placement on which the step runs.
-            step: The step.
+            place: The placement, which launches the step's programs.
+            step: The function that computes one step.
             keeps_rows: Whether the outputs are rows that Keras keeps, as in `predict`.
         """
         self._place = place

@@ -1,8 +1,8 @@
 """Sharded state (`sharding=`): how it is made, read, written and used in a step.
 
 Code outside of compiled programs reads full values, so each read of a sharded variable gathers its
-shards. So all workers must make, read and write such a variable together. If one worker read or
-wrote such a variable alone, its collective would wait for workers that run another program.
+shards. Therefore all workers must make, read and write such a variable together. If one worker read
+or wrote such a variable alone, its collective would wait for workers that run another program.
 
 A step of `fit` takes each device's shards. A weight that is sharded over the replicas is gathered
 for each use (`gathers.py`), and the optimizer updates shards.
@@ -213,7 +213,7 @@ def _store(original: Callable[..., Any], variable: keras.Variable, value: Any) -
 
 @final
 class _Freed:
-    """How many bytes of new values variables got since libc last returned free memory."""
+    """Counts the bytes that were stored in variables since libc last returned free memory."""
 
     since = 0
 
