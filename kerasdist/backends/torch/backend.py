@@ -141,7 +141,7 @@ class TorchBackend(Backend):
         return counter.get_total_flops()
 
     def checkpoint_format(self) -> CheckpointFormat:
-        """Returns the format of torch.distributed.checkpoint."""
+        """Returns the format of checkpoints, which is that of torch.distributed.checkpoint."""
         # imported here, because few programs need this module
         from kerasdist.backends.torch.checkpoints import DcpFormat
 

@@ -102,9 +102,9 @@ def _with_custom_gradient(
         if not isinstance(result, tuple):  # Keras allows functions that return no gradient
             return result
         output, gradient = result
-        # Until the backward pass, a gradient function keeps alive what `forward` has read. If
-        # `forward` reads frozen weights that were gathered from shards, these would need too much
-        # memory. So this gradient function is dropped, and the backward pass calls `forward` once
+        # Until the backward pass, the gradient function keeps alive what `forward` has read. Frozen
+        # weights that were gathered from shards would need too much memory. So if `forward` gets
+        # such weights, its gradient function is dropped, and the backward pass calls `forward` once
         # more to get another one.
         known = None if keeps_weights else gradient
 

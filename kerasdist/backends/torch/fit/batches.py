@@ -4,8 +4,8 @@ Keras's ``apply_mask`` ends with ``sample_weight *= float_mask``. On PyTorch thi
 the batch's sample weights in place. So code that reads the weights later in the step, such as a
 weighted metric, gets masked weights. If the loss is a mean, the weights are also multiplied by
 ``total / valid``, the number of the mask's elements divided by the number of its true elements
-(seen in Keras 3.15). The numbers match those of one device only if this factor is computed over the
-global batch.
+(seen in Keras 3.15). `_apply_mask` does the same on each replica. But it computes the factor over
+the global batch, because only then do the numbers match those of one device.
 """
 
 from __future__ import annotations
@@ -42,8 +42,9 @@ class Part:
     """One replica's input for a step.
 
     Attributes:
-        argument: The argument of the replica's function.
-        local_batch: The replica's local batch in `fit`, `evaluate` and `predict`; otherwise None.
+        argument: What the replica's step function is called with, such as the replica's rows.
+        local_batch: Which part of the global batch the replica holds, in `fit`, `evaluate` and
+            `predict`; None in a custom loop.
     """
 
     argument: Any

@@ -22,7 +22,7 @@ _replicas: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
 
 def numbered(replica: object) -> int:
-    """Returns a new number, by which custom operators find the collectives of a replica."""
+    """Registers the collectives of a replica; returns the number by which operators find them."""
     number = next(_numbers)
     _replicas[number] = replica
     return number
@@ -53,7 +53,7 @@ def all_sum(tensors: Sequence[torch.Tensor], replica: int) -> list[torch.Tensor]
     tags=_TAGS,
 )
 def _weighted_sum(tensors: Sequence[torch.Tensor], replica: int, of: str) -> list[torch.Tensor]:
-    """Returns the sums of the replicas' gradients; `GlobalSum` explains the weights."""
+    """Returns the sums of the replicas' gradients, weighted as in `collectives.GlobalSum`."""
     own = replica_of(replica)
     weight = own.gradient_weight
     sums = own.exchange(own.label(f"gradient of {of}"), [one * weight for one in tensors])

@@ -26,14 +26,15 @@ class TorchTrial(Trial):
     """Runs a step on clones of the variables, either on one device or on the replicas."""
 
     # The code that calls torch's modules (replica/modules.py) reads this attribute of a trial or a
-    # `ReplicaScope`. If it is False, a module runs on clones, and not on its own tensors.
+    # `ReplicaScope`. If it is False, a module runs with other tensors in place of its parameters
+    # and buffers.
     is_only = False
 
     @classmethod
     def gathered(cls, replicas: Any, batch: Any, *, spares: bool) -> TriedBatch:
-        """Returns a `TriedBatch` with the rows of all workers, or with the first ones if `spares`.
+        """Returns a `TriedBatch` with the rows of all workers.
 
-        All workers must call this method.
+        If `spares`, it has only the first rows. All workers must call this method.
         """
         if not isinstance(batch, WorkerShard):
             return super().gathered(replicas, batch, spares=spares)
@@ -83,7 +84,7 @@ class TorchTrial(Trial):
         return self._copies.setdefault(id(buffer), (buffer, _clone(buffer)))[1]
 
     def take(self, batch: TriedBatch) -> Any:
-        """Runs the step: for one device in this thread, otherwise on the replicas."""
+        """Runs the step: in this thread for a trial of one device, otherwise on the replicas."""
         with self._replicas.placement():
             if self._alone:
                 return self._step(batch.whole)
@@ -128,9 +129,10 @@ def _clone(value: torch.Tensor) -> torch.Tensor:
 
 @final
 class _Drawing:
-    """Runs torch's random operators in this thread through the `Draws` of a trial.
+    """Lets a trial's `Draws` supply the results of torch's random operators in this thread.
 
-    Afterwards torch's own generators, which all threads share, are as if nothing had been drawn.
+    So trials that are compared get equal numbers. Afterwards torch's own generators, which all
+    threads share, are as if nothing had been drawn.
     """
 
     def __init__(self, draws: Draws, seed: int) -> None:

@@ -40,8 +40,8 @@ def _in_groups(original: Callable[..., None]) -> Callable[..., None]:
         trainable_variables: Sequence[keras.Variable],
         learning_rate: Any,
     ) -> None:
-        # Nadam multiplies a variable of its own by a factor each time that it is called, so it is
-        # called only once, for all weights. Other optimizers update each weight independently of
+        # Each call of Nadam's update multiplies one of Nadam's own variables by a factor. So Nadam
+        # gets a single call, for all weights. Other optimizers update each weight independently of
         # the other weights. The sparse gradients of torch's own embeddings have no size in bytes,
         # so they are not grouped.
         if (

@@ -76,8 +76,8 @@ def _named_parameters(
     **kwargs: object,
 ) -> Iterator[tuple[str, Any]]:
     values = _values_by_parameter(scope, layer)
-    # The first call of `original` registers the variables' own values with torch, not a replica's
-    # values. So `original` runs outside of scopes.
+    # The first call of `original` registers parameters with torch. These must be the variables' own
+    # values, and not a replica's values. So `original` runs outside of scopes.
     with keras_compat.outside_stateless_scopes():
         parameters = original(layer, *args, **kwargs)
     for name, parameter in parameters:

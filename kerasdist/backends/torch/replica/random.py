@@ -59,8 +59,8 @@ class StepDraws:
     The first replica that draws in a step seeds the generators of all replicas, by one draw from
     torch's own generator. So ``keras.utils.set_random_seed`` determines the draws of all replicas.
     If each replica draws the numbers of the global batch (`kerasdist.config.set_draws`), the
-    generators of all replicas start from the state of torch's own generator. After the step,
-    torch's own generator gets the state of a replica's generator.
+    generators of all replicas start from the state of torch's own generator instead. In that case,
+    torch's own generator gets the state of a replica's generator after the step.
     """
 
     def __init__(self, ranks: range) -> None:

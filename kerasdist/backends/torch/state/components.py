@@ -94,8 +94,8 @@ class Components:
             variables: Variables that have components.
             columns: For each variable, its components on the replicas of this process.
         """
-        # The indices of the variables that have an aggregate. The own value of any other variable
-        # is the first replica's component.
+        # The indices of the variables that have an aggregate. Any other variable itself gets the
+        # value of the first replica's component.
         shared = [
             index
             for index, variable in enumerate(variables)
@@ -173,7 +173,7 @@ class LoopRules(Rules):
         return list(written)
 
     def pause(self, scopes: Sequence[ReplicaScope]) -> list[int]:
-        """Commits all variables, also those with ``synchronization="on_read"``."""
+        """Commits all variables, also "on_read" ones, because cross-replica code runs next."""
         return self.commit(scopes, sums=True)
 
     @torch.no_grad()

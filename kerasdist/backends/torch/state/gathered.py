@@ -10,9 +10,11 @@ The graph of a step has one leaf per weight. The leaf has the weight's shape, bu
 while the weight's group is gathered. A layer that reads a weight gets a view of the leaf, which
 keeps the values alive as long as the layer uses them. Code outside of layers gets the leaf itself,
 because the gradient is in the leaf. After such a read, the leaf's group stays gathered until the
-step ends. Autograd would keep in memory each weight that an operation saves for the backward pass.
-So ``torch.autograd.graph.saved_tensors_hooks`` make autograd save a small reference instead, by
-which the backward pass gathers the weight again.
+step ends.
+
+By default, autograd keeps in memory each weight that an operation saves for the backward pass. Here
+``torch.autograd.graph.saved_tensors_hooks`` make autograd save a small reference instead, by which
+the backward pass gathers the weight again.
 
 The gathers are collectives, so all workers must read the same weights in the same order.
 """
@@ -51,7 +53,8 @@ class Leaf:
         assert shard.together is not None  # a weight always belongs to a group
         self.group = shard.together
         self._stored = keras_compat.stored_value(variable)
-        # The values while the weight is not gathered: NaN, so that a read by mistake is noticed.
+        # The values while the weight is not gathered: NaN, so that a read by mistake is noticed (0
+        # for integers).
         nothing = torch.nan if self._stored.is_floating_point() else 0
         self._nothing = self._stored.new_full((), nothing).detach().expand(shard.shape)
         self.tensor = self._nothing.detach().requires_grad_(self._stored.requires_grad)
@@ -90,7 +93,7 @@ class _Saved:
 
 
 class ShardedWeights(abc.ABC):
-    """The sharded weights of a process's replica, as the replica's steps see them.
+    """Gives the steps of a process's replica the values of sharded weights.
 
     Attributes:
         are_differentiated: Whether the backward pass of Keras's own `train_step` is over. From then
@@ -143,7 +146,7 @@ class ShardedWeights(abc.ABC):
 
 @final
 class GatheredWeights(ShardedWeights):
-    """The weights that are gathered whole when a layer reads them."""
+    """Sharded weights whose full values each worker gathers when a layer reads them."""
 
     advice = "Raise min_size of kerasdist.Sharding, so that each worker has the variable whole."
 
@@ -171,7 +174,7 @@ class GatheredWeights(ShardedWeights):
             self._newest = WeightGroup(variable, shard)
 
     def leaf(self, variable: keras.Variable, shard: Shard) -> Leaf:
-        """Returns the leaf of a sharded variable, which need not be gathered now."""
+        """Returns the leaf of a sharded variable, whether or not it has values at present."""
         leaf = self._leaves.get(variable)
         if leaf is None or not leaf.serves(keras_compat.stored_value(variable)):
             leaf = Leaf(variable, shard)

@@ -21,8 +21,9 @@ class LayoutShard(Shard):
     """Describes which block of a variable this worker holds; cuts and gathers such blocks.
 
     Attributes:
-        inner: The axis that is sharded over the workers of a replica; None if no axis is.
-        outer: The axis that is sharded over the replicas; None if no axis is.
+        inner: The variable's axis that is sharded over the workers of a replica; None if there is
+            no such axis.
+        outer: The variable's axis that is sharded over the replicas; None if there is no such axis.
     """
 
     def __init__(
@@ -53,7 +54,10 @@ class LayoutShard(Shard):
         self.described = f"({', '.join(shown)})", why
 
     def region(self) -> Region | None:
-        """Returns which elements this worker holds; None if two axes are sharded."""
+        """Returns which elements this worker holds.
+
+        Returns None if two axes are sharded, because no `Region` can describe such a block.
+        """
         if self.inner is not None and self.outer is not None:
             return None
         axis, group = (self.outer, self.column) if self.inner is None else (self.inner, self.row)
@@ -70,7 +74,7 @@ class LayoutShard(Shard):
         return [(tuple(begins), self.own_shape)]
 
     def cut_inside(self, whole: Any) -> Any:
-        """Returns the part of a full value with which this worker of a replica computes."""
+        """Cuts a full value along the axis `inner`, if any; returns this worker's part."""
         return _block(whole, self.inner, self.row)
 
     def part_of(self, gradient: torch.Tensor) -> torch.Tensor:

@@ -33,12 +33,15 @@ if TYPE_CHECKING:
 
 @final
 class LayoutOptimizer(ShardedOptimizer):
-    """The sharded state of an optimizer. Each of its variables has the layout of its weight."""
+    """The sharded state of an optimizer.
+
+    Each of the optimizer's variables is sharded like the weight to which it belongs.
+    """
 
     def __init__(
         self, optimizer: keras.optimizers.Optimizer, row: ProcessGroup, column: ProcessGroup
     ) -> None:
-        """Starts without variables; `row` and `column` are this worker's groups in the mesh."""
+        """Starts without variables; `row` and `column` are those of this worker in the mesh."""
         super().__init__(optimizer, row)
         self._column = column
 
@@ -51,7 +54,8 @@ class LayoutOptimizer(ShardedOptimizer):
     ) -> list[torch.Tensor]:
         """Returns shards of gradients, but full gradients for weights that are updated in full."""
         found: list[torch.Tensor] = []
-        inside, across = [], []  # whether a row, and whether a column, divides each gradient
+        # For each gradient: whether the workers of a row, and those of a column, hold parts of it.
+        inside, across = [], []
         for gradient, variable in zip(gradients, variables, strict=True):
             shard, held = self.updated(variable), shards.shard_of(variable)
             own = gradient

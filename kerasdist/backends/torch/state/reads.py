@@ -65,7 +65,10 @@ class ReadRecorder(keras_compat.InnerScope):
         return id(variable) in self._read
 
     def target(self, variable: keras.Variable) -> torch.Tensor:
-        """Returns the tensor by which to differentiate: the tensor that a read returned."""
+        """Returns the tensor for which autograd is to compute the variable's gradient.
+
+        This is usually the tensor that a read of the variable has returned.
+        """
         scope = self.original_scope
         while isinstance(scope, ReadRecorder):
             scope = scope.original_scope

@@ -82,7 +82,7 @@ class ShardedOptimizer:
     def cut(
         self, gradients: Sequence[torch.Tensor], variables: Sequence[keras.Variable]
     ) -> list[torch.Tensor]:
-        """Returns the gradients; full gradients are cut to this worker's shards."""
+        """Returns the gradients; those of sharded updates are cut to this worker's shards."""
         held = self.of_gradients(variables)
         self._divided = [(self.group, [index in held for index in range(len(gradients))])]
         return [
@@ -130,9 +130,10 @@ class ShardedOptimizer:
 def _state_of(
     optimizer: keras.optimizers.Optimizer, weights: Sequence[keras.Variable]
 ) -> ShardedOptimizer | None:
-    """Returns the sharded state of an optimizer; None if its state is not sharded.
+    """Returns the `ShardedOptimizer` of an optimizer.
 
-    The state of a LossScaleOptimizer is that of its inner optimizer.
+    Returns None if neither the optimizer's variables nor its weights are sharded. A
+    LossScaleOptimizer has the `ShardedOptimizer` of its inner optimizer.
     """
     if current.trial is not None:  # in a trial, no state is sharded
         return None
@@ -272,7 +273,7 @@ class ShardRules(abc.ABC):
 
     Attributes:
         shards_weights: Whether weights are sharded too, and not only the optimizer's variables.
-        weights: The sharded weights, as the steps of a replica read them.
+        weights: The object from which a replica's steps get the values of sharded weights.
     """
 
     shards_weights = True

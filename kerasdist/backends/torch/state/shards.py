@@ -1,8 +1,9 @@
 """Variables that are sharded over the workers of a job (`sharding=`).
 
 A shard is a range of a variable's flattened values, so any shape and any number of workers are
-possible. Code outside of steps reads full values, so a read of a sharded variable is a collective.
-When a value is assigned, each worker keeps only its shard of the value.
+possible. (With a LayoutMap it is a rectangular block instead: `layout_shards.py`.) Code outside of
+steps reads full values, so a read of a sharded variable is a collective. When a value is assigned,
+each worker keeps only its shard of the value.
 """
 
 from __future__ import annotations
@@ -54,12 +55,13 @@ class Shard:
         size: How many elements the variable has.
         begin: Where this worker's shard begins in the flattened values.
         end: Where the shard ends; the shards of the last workers may be shorter, or empty.
-        length: The length of the first worker's shard. In messages shorter shards are padded to it.
+        length: The length of the first worker's shard. In messages, shorter shards are padded to
+            this length.
         own_shape: The shape of this worker's shard.
         gradient_shape: The shape of the gradient that this worker has after its replica's backward
             pass.
-        described: In words, how and why the variable is sharded.
-        group: The workers that divide the variable.
+        described: Two texts: how the variable is sharded, and why.
+        group: The workers among which the variable is divided.
         is_first: Whether this worker is the first of those that hold equal shards.
         together: The group of weights with which this shard is gathered; None if the shard is
             gathered alone.
@@ -118,8 +120,8 @@ class WeightGroup:
 
     Their gradients are summed together, too. All workers make variables in the same order, and so
     the same groups. A message consists of bytes, because a group may have weights of several types,
-    as when some are quantized. A variable may be deleted on one worker before another. So messages
-    have room for a weight until its variable is deleted on all workers.
+    as when some are quantized. A variable may be deleted earlier on one worker than on another. So
+    messages have room for a weight until its variable is deleted on all workers.
 
     Attributes:
         is_open: Whether further weights may join the group; True until the group's first gather.
@@ -147,7 +149,7 @@ class WeightGroup:
         shard.together = self
 
     def accepts(self, variable: keras.Variable) -> bool:
-        """Returns whether a new weight may join: a weight of the same layer, or a small weight."""
+        """Returns whether a weight may join: it is of the same layer, or the group stays small."""
         limit = self._group.bytes_per_pack or GROUP_BYTES
         stored = keras_compat.stored_value(variable)
         if not self.is_open or stored.device != self._empty.device:
@@ -185,7 +187,7 @@ class WeightGroup:
         return not self._members
 
     def freed(self) -> list[list[int]]:
-        """Returns this group's number and the index of each weight deleted on this worker."""
+        """Returns `[group number, weight's index]` for each weight deleted on this worker."""
         members = enumerate(self._members)
         return [[self._number, place] for place, (one, _, _) in members if one() is None]
 
@@ -201,7 +203,7 @@ def shard_of(variable: keras.Variable) -> Shard | None:
 
 
 def read(variable: keras.Variable) -> torch.Tensor:
-    """Returns a variable's whole value. All workers must call it for a sharded variable."""
+    """Returns a variable's whole value. If the variable is sharded, all workers must call this."""
     stored, shard = keras_compat.stored_value(variable), _shards.get(variable)
     if shard is None:
         return stored
@@ -293,7 +295,10 @@ def _blocks(shape: Sequence[int], begin: int, end: int) -> Generator[Block]:
 
 
 def held_shards(variable: keras.Variable) -> list[HeldShard]:
-    """Returns this worker's shard of a variable, for a backup; [] if it is not sharded."""
+    """Returns this worker's shard of a variable, for a backup.
+
+    Returns [] if the variable is not sharded, or if no `Region` can describe the shard.
+    """
     shard = _shards.get(variable)
     region = None if shard is None else shard.region()
     if shard is None or region is None:
@@ -361,7 +366,7 @@ def stored_as(values: Sequence[tuple[keras.Variable, torch.Tensor]]) -> Generato
 
 @final
 class _Reading:
-    """Whether reads of sharded variables return this worker's shards, not full values."""
+    """A switch: while `shards` is True, reads of sharded variables return this worker's shards."""
 
     shards = False
 

@@ -97,13 +97,16 @@ class LayoutWeights(ShardedWeights):
     advice = "Leave it out of the LayoutMap, so that it is whole on each worker."
 
     def __init__(self, row: ProcessGroup, reader: MapReader, inside: str) -> None:
-        """Starts without weights; `row` has a replica's workers, along the mesh's axis `inside`."""
+        """Starts without weights.
+
+        `row` has the workers of this worker's replica; `inside` is the name of their mesh axis.
+        """
         self._row, self._reader, self._inside = row, reader, inside
         self._mesh = row.mesh()
         self._leaves: VariableTable[Leaf] = VariableTable()
 
     def tensor(self, variable: keras.Variable) -> torch.Tensor | None:
-        """Returns the leaf of a weight, which need not be gathered; None for other variables."""
+        """Returns a weight's leaf, whether or not it has values now; None for other variables."""
         leaf = self._leaf(variable)
         return None if leaf is None else leaf.tensor
 
@@ -214,7 +217,7 @@ class LayoutWeights(ShardedWeights):
         return gradient if shard is None else shard.part_of(gradient)
 
     def _run(self, operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Runs an operation of torch on DTensors, if possible by DTensor's rules."""
+        """Runs an operation on DTensors: by `_RULES`, by DTensor's rules, or on full values."""
         own = _RULES.get(operation)
         result = None if own is None else own(self._mesh, *args)
         if result is not None:
@@ -305,7 +308,7 @@ class _ToPlain(torch.autograd.Function):
 
 
 def _placed(local: torch.Tensor, mesh: Any, placement: Any = _REPLICATED) -> DTensor:
-    """Returns a DTensor of the workers' local tensors, which are equal if no placement is given."""
+    """Makes a DTensor of the workers' local tensors; without `placement`, these must be equal."""
     return DTensor.from_local(local, mesh, (placement,), run_check=False)
 
 
@@ -327,7 +330,7 @@ def _embedding_gradient(  # noqa: PLR0917  torch's parameters
         return None
     whole, numbers = _local(gradient, mesh, _REPLICATED), _local(indices, mesh, _REPLICATED)
     begin = mesh.get_local_rank() * own
-    # One more row takes the gradients of other workers' rows; this row is dropped at the end.
+    # One more row takes the gradients of padding and of other workers' rows. It is dropped below.
     is_own = (numbers >= begin) & (numbers < begin + own) & (numbers != padding)
     numbers = torch.where(is_own, numbers - begin, own)
     found = _aten.embedding_dense_backward.default(whole, numbers, own + 1, -1, False)[:own]

@@ -127,7 +127,7 @@ class ShardedBucket:
     def wait(self, seconds: float | None = None) -> bool:
         """Waits, at most `seconds`, for the sum within the group, not for a sum between machines.
 
-        Returns whether the sum within the group is done, so that the full gradients are freed.
+        Returns whether the sum within the group is done. If it is, the full gradients are freed.
         """
         assert self._sum is not None
         with metering.waiting_for_workers():
@@ -146,10 +146,11 @@ class ShardedBucket:
 class Buckets:
     """The buckets for some variables' gradients, the last variables first.
 
-    All workers have equal buckets. The all-reduces start in the order of the buckets, each one as
-    soon as its bucket is full and `start_full` is called. The last bucket's all-reduce starts when
-    this worker has all gradients, or in `finish`. The last bucket has presence flags, which say
-    which gradients this worker has, because an optimizer treats None and zeros differently.
+    All workers have equal buckets. The buckets' collectives start in the order of the buckets, each
+    one as soon as its bucket is full and `start_full` is called. The last bucket's all-reduce
+    starts when this worker has all gradients, or in `finish`. The last bucket has presence flags,
+    which say which gradients this worker has, because an optimizer treats None and zeros
+    differently.
     """
 
     def __init__(
@@ -269,10 +270,10 @@ class Buckets:
     def _wait_for_earlier(self) -> None:
         """Waits for running sums, so that few full gradients exist even if the network is slow.
 
-        The wait is limited, because it could last forever. If another worker's loss does not depend
-        on a weight, that worker sums the weight's gradient only after its backward pass. But its
-        backward pass gathers weights, for which it needs this worker, and this worker waits here.
-        After a wait that reached the limit, this object waits no more.
+        The wait is limited, because otherwise it could last forever. If another worker's loss does
+        not depend on a weight, that worker sums the weight's gradient only after its backward pass.
+        But its backward pass gathers weights, for which it needs this worker, and this worker waits
+        here. After a wait that reached the limit, this object waits no more.
         """
         for bucket in self._buckets[: self._started]:
             if isinstance(bucket, ShardedBucket) and not bucket.wait(self._patience):
@@ -323,7 +324,7 @@ class GradientSum:
         return totals
 
     def agree(self, variables: Sequence[keras.Variable], gradients: int) -> None:
-        """Compares variables and the number of gradients with those of the other workers, once."""
+        """Compares the workers' variables and numbers of gradients, once per list of variables."""
         key = tuple(map(id, variables))
         known = self._agreed.get(key)
         # A new variable may have the id of a deleted one, so the objects are compared too.

@@ -338,7 +338,7 @@ class ProcessGroup(Group):
         return group
 
     def mesh(self) -> Any:
-        """Returns torch's device mesh of this group, which `in_grid` must have made."""
+        """Returns a device mesh of torch for this group. `in_grid` must have made the group."""
         # imported here, because few programs need this
         from torch.distributed.device_mesh import DeviceMesh
 
@@ -425,7 +425,7 @@ class ProcessGroup(Group):
 
     @torch.no_grad()
     def broadcast(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Returns the chief's tensor, if possible in the memory of the worker's own tensor."""
+        """Returns the chief's tensor. It overwrites the worker's own tensor if that is possible."""
         flat = bytes_of(tensor, self.device)
         self._record("broadcast", flat)
         with metering.waiting_for_workers():

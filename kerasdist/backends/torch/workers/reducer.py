@@ -232,17 +232,19 @@ class HookedBuckets(Buckets):
             )
         weights = self._scope.weights
         if weights is not None and not self._arrived:
-            # After the backward pass, Keras's step reads only gradients.
+            # After the backward pass, Keras's step reads only gradients. So from then on, reads of
+            # weights need not gather them.
             internals.CALL_AFTER_BACKWARD.value(
                 lambda: setattr(weights, "are_differentiated", True)
             )
-        # The parameter's `grad` becomes the gradient's view in the bucket, so torch's own gradient
-        # is freed. The `grad` of a sharded parameter becomes None.
+        # The gradient is copied into its bucket, and torch's own gradient is freed: below, the
+        # parameter's `grad` becomes None, or the gradient's view in the bucket.
         gradient = parameter.grad
         if weights is not None and gradient is not None:
             gradient = weights.own_gradient(gradient, self._variables[index])
         kept = self.put(index, gradient, self._weight)
-        # torch refuses a gradient of another class than its parameter, such as a DTensor.
+        # `grad` becomes None if the classes differ, because torch refuses a plain tensor as the
+        # gradient of a DTensor. A `torch.nn.Parameter` differs from its gradient, too.
         parameter.grad = kept if type(parameter) is type(gradient) else None
         if self._scope.sums_in_backward:
             return
