@@ -1,4 +1,4 @@
-"""Checks that all backends share.
+"""The checks that are the same on all backends.
 
 Most of them check arguments, such as the axis along which to gather. `meeting_at` checks that all
 workers do the same with a sharded variable.

@@ -113,7 +113,7 @@ class Runner(abc.ABC):
 
     @abc.abstractmethod
     def per_replica(self, values: Sequence[Any]) -> Any:
-        """Returns a distributed value with these components, each on its replica's device.
+        """Returns a distributed value of the given components, each on its replica's device.
 
         Args:
             values: One structure of arrays, or of other objects, per replica.

@@ -47,9 +47,10 @@ def install() -> None:
 
 
 def is_compared(variable: keras.Variable, value: Any) -> bool:
-    """Returns whether a file is only being compared, so that no value may be assigned.
+    """Returns whether a weight file is only being compared with a model, and not loaded.
 
-    If so, the function records that the file has the variable, and any difference in shape.
+    Then no value may be assigned. The function records that the file has a value for the variable,
+    and whether the value has another shape than the variable.
     """
     comparison: _Comparison | None = current.comparison
     if comparison is None:

@@ -89,7 +89,7 @@ def divide(total: Any, count: Any) -> Any:
 
 @cache
 def install() -> None:
-    """Installs the hook into TensorFlow's gradient tape, once per process."""
+    """Makes ``tf.GradientTape.gradient`` call `_gradient` below, in the whole process."""
     tape_class: Any = tf.GradientTape
     original = tape_class.gradient
 

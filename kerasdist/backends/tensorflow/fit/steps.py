@@ -174,7 +174,7 @@ def _require_equal_beginnings(replica_set: ReplicaSet, first: object) -> None:
 
 @final
 class FirstStepChecked:
-    """A ``train_function`` that also compares the first steps with one device.
+    """A ``train_function`` that also compares its first steps with the same steps on one device.
 
     When the comparison is done, `steps` becomes the model's ``train_function``. Usually the graph
     of a step reads its batches from Keras's iterator. In two calls this function reads the batches
@@ -196,7 +196,7 @@ class FirstStepChecked:
         self._calls = 0  # how many calls this epoch has had
 
     def __call__(self, iterator: Any) -> Any:
-        """Runs the steps, as `StepsOnIterator` does. In two calls it first compares a step."""
+        """Runs the steps, as `StepsOnIterator` does; before that, compares a step if one is due."""
         is_placed = isinstance(iterator, ITERATORS)
         is_last = is_placed and self._ends_epoch(iterator)
         if not self._has_begun and not keras_compat.is_complete(self._model):

@@ -64,7 +64,8 @@ class _InPasses(ReplicatedTrainer):
     ) -> None:
         """Builds losses, metrics and optimizer before training, if `call` accepts the data.
 
-        A backup restores only built metrics. On the other backends Keras itself builds them here.
+        They must be built before training, because a backup restores the values only of metrics
+        that are built. On the other backends Keras itself builds them at this time.
         """
         if keras_compat.has_built_layers(self.model):
             spec = data_batch if iterator is None else keras_compat.batch_spec(iterator)
@@ -140,7 +141,11 @@ class TensorFlowTrainer(_InPasses):
             optimizer.build(model.trainable_variables)
 
     def make_function(self, name: str, original: Original, force: bool = False) -> Any:
-        """Makes a function; first averages statistics that differ after a custom loop."""
+        """Makes a train, test or predict function.
+
+        After a custom loop, moving statistics may differ between replicas, so this method first
+        averages them.
+        """
         if self._group.runs_loops:
             self._group.average(averaged(self.model.non_trainable_variables))
         return super().make_function(name, original, force)
