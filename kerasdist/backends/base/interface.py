@@ -4,8 +4,8 @@
 devices of a strategy, and defines how `fit` computes on them. The `Runner` of a replica set runs
 user functions on these devices, for custom loops. `Collectives` are the calls through which the
 code of one replica exchanges data with the other replicas. `Runner` and `Collectives` have files of
-their own. All other code reaches a framework only through these four classes. Code that imports a
-framework is in that framework's folder.
+their own. All other code reaches a framework only through these four classes and the objects that
+they return. Code that imports a framework is in that framework's folder.
 """
 
 from __future__ import annotations

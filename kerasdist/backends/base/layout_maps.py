@@ -64,9 +64,9 @@ class MapReader:
     def axes(self, weight: Any, shape: Sequence[int]) -> list[str | None] | None:
         """Returns, for each axis of a variable, the mesh's axis that shards it.
 
-        The variable is a weight, or an optimizer's variable for this weight, of the given shape. An
-        axis of the mesh that has one device shards nothing. Returns None if the variable is not
-        sharded.
+        The variable has the given shape. It is `weight` itself, or an optimizer's variable that
+        belongs to `weight`. An axis of the mesh that has one device shards nothing. Returns None if
+        the variable is not sharded.
         """
         self._paths.add(weight.path)
         layout, shape = self._map[weight.path], tuple(shape)
@@ -98,12 +98,12 @@ class MapReader:
 
 
 def key_of(layout: object, layout_map: Mapping[str, object]) -> str:
-    """Returns the key of a layout in its map, in words."""
+    """Returns the word "key", followed by the key that a layout has in its map."""
     return f"key {next(key for key, one in layout_map.items() if one is layout)}"
 
 
 def other_devices(wanted: Sequence[str], known: Sequence[str]) -> DeviceError:
-    """Returns the error for a LayoutMap whose mesh has other devices than its strategy."""
+    """Returns the error for a LayoutMap whose mesh has other devices than the strategy."""
     return DeviceError(
         "Expected the mesh of the LayoutMap to have the strategy's devices, in the order of the "
         f"workers. Received: sharding=LayoutMap over {wanted}, devices={known}. Name the same "

@@ -30,7 +30,7 @@ _NOTHING = nullcontext()
 @final
 @dataclass(frozen=True)
 class Figures:
-    """The measurements of a window of steps.
+    """The measurements of the steps of one `Window`.
 
     Attributes:
         steps: The number of steps.

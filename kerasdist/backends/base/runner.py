@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 class Runner(abc.ABC):
     """Runs user functions once per replica; distributes their arguments and combines their results.
 
-    Each method implements a method of ``tf.distribute.Strategy`` or of its ``extended``, with the
+    Most methods implement a method of ``tf.distribute.Strategy`` or of its ``extended``, with the
     same meaning. All methods are called in cross-replica context: in a scope, or in the function
     that `ReplicaContext.merge_call` runs.
 

@@ -42,7 +42,7 @@ class _Comparison:
 
 @cache
 def install() -> None:
-    """Makes Keras compare each weight file with the model before it loads the file."""
+    """Makes Keras compare each weight file with a sharded model before it loads the file."""
     keras_compat.install(load_weights=_load, read_weight=_read)
 
 

@@ -178,9 +178,10 @@ class FirstStepChecked:
 
     When the comparison is done, `steps` becomes the model's ``train_function``. Usually the graph
     of a step reads its batches from Keras's iterator. In two calls this function reads the batches
-    itself, to compare a step on them: in the first call, and in the last call of the first epoch,
-    whose batch may have another size. The function then passes these batches on in an iterator of
-    the same type, so that the same graph can read them.
+    itself, to compare a step on them: in the first call, and in the last call of the first epoch
+    whose length is known beforehand, because the last batch may have another size. The function
+    then passes these batches on in an iterator of the same type, so that the same graph can read
+    them.
 
     Attributes:
         batches: How many batches an epoch has; None if that is not known.

@@ -204,8 +204,8 @@ class TensorFlowTrainer(_InPasses):
             return logs, collectives_here().end_step(read)
 
         # In Keras's own step, no code after the optimizer's update reads the updated variables. So
-        # if sums are collectives, one collective at the end is enough for all sums. This is not so
-        # if an optimizer has its own `apply`, because it may apply gradients more than once.
+        # if sums are collectives, all sums can be made together at the end. This is not so if an
+        # optimizer has its own `apply`, because it may apply gradients more than once.
         optimizer = self.model.optimizer
         is_direct = optimizer is None or keras_compat.applies_directly(optimizer)
         waits = own and is_direct and self._group.has_collectives
@@ -247,7 +247,7 @@ class TensorFlowTrainer(_InPasses):
             self._group.mark_equal_statistics(layers)
 
     def predict_batch(self, batch: Any) -> Any:
-        """Returns the rows that all replicas predict; for a scalar, the mean over the examples."""
+        """Returns the rows that all replicas predict; for scalars, the mean over examples."""
         group = self._group
         step = uncompiled(self.model.predict_step)
         done = self.replicas.run(self.strategy, step, batch, kept=self._kept_in_predict)

@@ -281,7 +281,7 @@ class Group:
             native(variable).known = value
 
     def equalize(self, variables: Sequence[keras.Variable]) -> None:
-        """Gives variables the chief's values, by one collective per type."""
+        """Gives variables the chief's values. One collective sends the values of many variables."""
         natives = [native(one) for one in variables]
         held = [copies(one) for one in natives]
         given = [
