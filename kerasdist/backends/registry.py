@@ -45,7 +45,7 @@ def _of_keras() -> Backend:
             f"Expected Keras to run on one of {sorted(_MODULES)}. Received: backend={name!r}. Set "
             "the variable KERAS_BACKEND before Keras is imported."
         )
-    # Keras must know these classes before a program passes the first object of them to Keras.
+    # Keras must know these classes before a program passes an object of one of them to Keras.
     for kind in (PerReplica, Mirrored):
         keras_compat.register_tree_node(kind)
     return importlib.import_module(_MODULES[name]).BACKEND

@@ -1,4 +1,4 @@
-"""Checks that all backends share.
+"""The checks that are the same on all backends.
 
 Most of them check arguments, such as the axis along which to gather. `meeting_at` checks that all
 workers do the same with a sharded variable.
@@ -45,8 +45,9 @@ def meeting_at(
 ) -> Generator[None]:
     """Waits until all workers of a job begin some work on a sharded variable, such as a read.
 
-    If workers begin different work, the job ends with an error that names the work of each. Raises
-    an error if the checksum of the value to assign is not the same on all workers.
+    If workers begin different work, the job ends with an error that names the work of each. If the
+    work is an assignment, `checksum` returns the checksum of the assigned value, and a difference
+    between the workers' checksums raises an error.
     """
     if job is None:
         yield
@@ -83,7 +84,7 @@ def started_too_early(job: Job, framework: str) -> JobError:
 
 
 def count_hosts(sharding: Any, job: Job | None, replicas: int) -> int:
-    """Returns the number of machines, if the devices of each machine together hold all state.
+    """Returns the number of machines, if each machine holds all state, divided over its devices.
 
     Returns 1 if the state is divided over the devices of all machines. Refuses to divide state
     within machines that have one device each. All workers must call this function.

@@ -119,7 +119,7 @@ class Collectives(abc.ABC):
         return self.all_sum([variable.value for variable in variables])
 
     def mean_of_sum(self, total: Any, replicas: int) -> Any:
-        """Returns the mean over the replicas, given their sum; a float if the sum is an integer.
+        """Returns a value's mean over the replicas, given its sum; a float for an integer sum.
 
         Args:
             total: The result of `all_sum`.

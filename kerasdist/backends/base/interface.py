@@ -4,8 +4,8 @@
 devices of a strategy, and defines how `fit` computes on them. The `Runner` of a replica set runs
 user functions on these devices, for custom loops. `Collectives` are the calls through which the
 code of one replica exchanges data with the other replicas. `Runner` and `Collectives` have files of
-their own. All other code reaches a framework only through these four classes. Code that imports a
-framework is in that framework's folder.
+their own. All other code reaches a framework only through these four classes and the objects that
+they return. Code that imports a framework is in that framework's folder.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Backend(abc.ABC):
 
     @abc.abstractmethod
     def devices(self, kind: str) -> tuple[Device, ...]:
-        """Returns this machine's devices of one kind; may start the framework.
+        """Returns this machine's devices of one kind. This may start the framework's runtime.
 
         Args:
             kind: ``"cpu"``, or one of `kerasdist.core.devices.ACCELERATORS`.
@@ -141,7 +141,7 @@ class Backend(abc.ABC):
     def uses_gpus(self) -> bool | None:
         """Returns whether the framework is built for GPUs, without starting the framework.
 
-        Returns None if the user has configured which GPUs the framework takes.
+        Returns None if the user has restricted which GPUs the framework may use.
         """
 
     def settings(self) -> dict[str, Any]:
@@ -244,7 +244,7 @@ class Backend(abc.ABC):
         )
 
     def accelerators(self) -> tuple[Device, ...]:
-        """Returns this machine's TPUs; if it has none, its GPUs; if it has neither, nothing."""
+        """Returns this machine's TPUs, or its GPUs if it has no TPU; empty if it has neither."""
         return next((found for kind in ACCELERATORS if (found := self.devices(kind))), ())
 
 
@@ -360,8 +360,9 @@ class ReplicaSet(abc.ABC):
     def shards(self, variable: Any) -> Sequence[HeldShard]:
         """Returns this worker's shards of a variable; none if workers do not shard the variable.
 
-        The shards of the first workers, ordered by rank, make up the whole variable. If there are
-        more workers, they hold copies of these shards. The call does not communicate.
+        The shards of the workers with the lowest ranks, in the order of the ranks, make up the
+        whole variable. All other workers hold copies of these shards. The call does not
+        communicate.
 
         Args:
             variable: A Keras variable that has a value.
@@ -372,7 +373,7 @@ class ReplicaSet(abc.ABC):
         """Returns how a variable is sharded and why, both in words, and the shape of one shard.
 
         The shape is that of the shard on one device. For a variable in the host's memory it is
-        ``(0,)``.
+        ``(0,)``, because no device holds any of its elements.
 
         Args:
             variable: A Keras variable.

@@ -65,8 +65,8 @@ class Place:
 
     def write(self, contents: Any) -> None:
         """Sets the object's contents."""
-        # Keras's tracked containers override these methods, so the methods of Python's own class
-        # are called.
+        # Keras's tracked containers override methods such as `clear` and `update`, so the methods
+        # of Python's own class are called.
         kind, fill = next((kind, fill) for kind, fill in _FILL.items() if isinstance(self.at, kind))
         kind.clear(self.at)
         fill(self.at, contents)
@@ -117,7 +117,7 @@ class Attributes(Place):
     """Attributes of an object, or named variables of a closure, a module or a class."""
 
     def __init__(self, at: Any, names: tuple[str, ...] | None = None) -> None:
-        """Stores an object or a ``__dict__``, and the names of the attributes in question.
+        """Stores an object or a ``__dict__``, and the names of the attributes that hold state.
 
         If `names` is None, `at` is a ``__dict__``, and all of its attributes are meant.
         """
@@ -193,8 +193,8 @@ class KeptState:
         """Stores `roots`: the objects and variables with which the search for state begins."""
         self._roots = roots
         self._places: dict[Any, Place] = {}
-        # By the key of each object that the first replica has changed: the object's contents at the
-        # end of the last step.
+        # The contents, at the end of the last step, of each object that the first replica has
+        # changed. The keys are those of `_places`.
         self._left: dict[Any, Any] = {}
         # The changes that each replica had made by the end of the last step.
         self._own: list[Changes] = []
@@ -316,7 +316,7 @@ class KeptState:
                 add(_Array(value), is_shared)
 
         most = _MOST_PLACES
-        for is_shared in (False, True):  # First the objects of the model, which are not shared.
+        for is_shared in (False, True):  # first objects of the model, then those outside of it
             most = len(found) + _MOST_SHARED if is_shared else _MOST_PLACES
             for root in self._roots:
                 if root.is_shared is is_shared:
@@ -329,7 +329,7 @@ class KeptState:
         return found
 
 
-# By kind of container: the function that adds contents to an empty container.
+# For each class of container: the method that adds contents to an empty container.
 _FILL: dict[type[Any], Callable[..., None]] = {
     list: list.extend,
     deque: deque.extend,
@@ -351,7 +351,11 @@ _KINDS: Sequence[tuple[tuple[type, ...], Any]] = (
 
 @cache
 def _kind_of(kind: type) -> Any:
-    """Returns the `Place` class for objects of a class, ``tuple`` for tuples, otherwise None."""
+    """Returns which class of `Place` keeps the contents of objects of the class `kind`.
+
+    Returns ``tuple`` for tuples, whose members are examined instead, and None for a class whose
+    objects are not examined.
+    """
     for kinds, place in _KINDS:
         if issubclass(kind, kinds):
             return place
@@ -359,7 +363,11 @@ def _kind_of(kind: type) -> Any:
 
 
 def belongs_to_user(value: Any) -> bool:
-    """Returns whether a class, function or module is neither Python's nor of a known package."""
+    """Returns whether a class, function or module comes from code of the user.
+
+    All packages count as the user's, except Python's standard library, Keras, the frameworks, NumPy
+    and kerasdist.
+    """
     module = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
     package = (module or "builtins").partition(".")[0]
     return package not in keras_compat.PACKAGES and package not in sys.stdlib_module_names
@@ -386,7 +394,10 @@ def _holds_tensors(value: Any) -> bool:
 
 
 def _is_tensor(value: Any) -> bool:
-    """Returns whether a value is a tensor; Keras's own test also accepts TensorFlow's variables."""
+    """Returns whether a value is a tensor, and not a variable of TensorFlow.
+
+    Keras's own ``is_tensor`` accepts both.
+    """
     return keras.ops.is_tensor(value) and not hasattr(value, "assign")
 
 

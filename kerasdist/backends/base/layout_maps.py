@@ -21,13 +21,14 @@ class MapReader:
         self._map, mesh = layout_map, layout_map.device_mesh
         self.sizes: dict[str | None, int] = dict(zip(mesh.axis_names, mesh.shape, strict=True))
         self._paths: set[str] = set()  # paths of all weights that were looked up
-        # By the path of a layer's output: how many weights and keys there were when `output_axes`
-        # was called last, and its result. If there are more now, it computes the result again.
+        # For each path of a layer's output: the last result of `output_axes`, and before it the
+        # numbers of weights and keys at that time. If a number has changed, `output_axes` computes
+        # the result again.
         self._outputs: dict[str, tuple[tuple[int, int], list[str | None] | None]] = {}
         self._looked_through = 0, 0, 0  # weights, keys and outputs at the last check
 
     def require_useful(self) -> None:
-        """Raises a ValueError if a key of the map matches neither a variable nor an output."""
+        """Raises a ValueError if a key of the map matches no variable and no layer's output."""
         there = len(self._paths), len(self._map), len(self._outputs)
         if there == self._looked_through:  # Every step calls this method; mostly nothing is new.
             return
@@ -49,7 +50,7 @@ class MapReader:
     def output_axes(self, path: str) -> list[str | None] | None:
         """Returns, for each axis of a layer's output, the mesh's axis that shards it.
 
-        Returns None if the map has no key for the output, or if the key is for variables, too.
+        Returns None if no key of the map matches the output, or if the key also matches a variable.
         """
         there = len(self._paths), len(self._map)
         before, axes = self._outputs.get(path, (None, None))
@@ -63,9 +64,9 @@ class MapReader:
     def axes(self, weight: Any, shape: Sequence[int]) -> list[str | None] | None:
         """Returns, for each axis of a variable, the mesh's axis that shards it.
 
-        The variable is a weight, or an optimizer's variable for this weight, of the given shape. An
-        axis of the mesh that has one device shards nothing. Returns None if the variable is not
-        sharded.
+        The variable has the given shape. It is `weight` itself, or an optimizer's variable that
+        belongs to `weight`. An axis of the mesh that has one device shards nothing. Returns None if
+        the variable is not sharded.
         """
         self._paths.add(weight.path)
         layout, shape = self._map[weight.path], tuple(shape)
@@ -97,12 +98,12 @@ class MapReader:
 
 
 def key_of(layout: object, layout_map: Mapping[str, object]) -> str:
-    """Returns the key of a layout in its map, in words."""
+    """Returns the word "key", followed by the key that a layout has in its map."""
     return f"key {next(key for key, one in layout_map.items() if one is layout)}"
 
 
 def other_devices(wanted: Sequence[str], known: Sequence[str]) -> DeviceError:
-    """Returns the error for a LayoutMap whose mesh has other devices than its strategy."""
+    """Returns the error for a LayoutMap whose mesh has other devices than the strategy."""
     return DeviceError(
         "Expected the mesh of the LayoutMap to have the strategy's devices, in the order of the "
         f"workers. Received: sharding=LayoutMap over {wanted}, devices={known}. Name the same "

@@ -30,7 +30,7 @@ _NOTHING = nullcontext()
 @final
 @dataclass(frozen=True)
 class Figures:
-    """The measurements of a window of steps.
+    """The measurements of the steps of one `Window`.
 
     Attributes:
         steps: The number of steps.
@@ -79,7 +79,10 @@ class Flops:
 
 @final
 class Window:
-    """Sums up a `Meter`'s measurements; calls `listener` after each `every` seconds of training."""
+    """The measurements of some consecutive steps; a `Meter` adds its steps to each window.
+
+    After each `every` seconds of training the window calls `listener`.
+    """
 
     def __init__(self, meter: Meter, every: float, listener: Callable[[Window], object]) -> None:
         self._meter = meter
@@ -91,7 +94,8 @@ class Window:
         self._seconds = self._data = self._collectives = 0.0
         self._calls = array("d")  # seconds, steps and samples per call of the train function
         self._measured: list[Any] = []
-        # The values of the tensors that `_measured` held before, one row per tensor.
+        # The values of tensors that were in `_measured` until their values were read. Each array
+        # has one row per tensor.
         self._rows: list[np.ndarray[Any, Any]] = []
 
     def add(self, seconds: float, steps: int, samples: int | None, measured: Any) -> None:
@@ -224,9 +228,10 @@ class Meter(keras.callbacks.Callback):
     def done(self, steps: int, samples: int | None, logs: Any = None, measured: Any = None) -> None:
         """Records a call of the train function that has returned `logs`.
 
-        If `samples` is None, the data adapter tells the numbers of steps and samples. `measured` is
-        a tensor of three numbers from a graph: samples, steps, and seconds of waiting for batches.
-        If `measured` is given, its numbers are used instead of `steps` and `samples`.
+        If `samples` is None, the numbers of steps and samples are computed from what the data
+        adapter knows. `measured` is a tensor of three numbers from a graph: samples, steps, and
+        seconds of waiting for batches. If it is given, windows use its numbers instead of `steps`
+        and `samples`.
         """
         seconds = self._add_time()
         self.steps += steps

@@ -1,4 +1,7 @@
-"""What packages below `kerasdist.training` know of trainers, which run the steps of models."""
+"""An interface of trainers, which run the steps of models.
+
+It is for packages that cannot import `kerasdist.training`, because that package imports them.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ TRAINER: Final = "_kerasdist_trainer"
 
 
 class TrainerLike(abc.ABC):
-    """The attributes and methods of a model's trainer that packages below `training` use.
+    """The attributes and methods of a model's trainer that are used outside of trainers.
 
     Attributes:
         model: The Keras model.
@@ -100,9 +103,10 @@ def require_trainer(model: object) -> TrainerLike:
 
 
 def defined_by_user(instance: object, name: str) -> Any:
-    """Returns an object's attribute as the user or Keras defines it, None if neither does.
+    """Returns an object's attribute as the user or Keras defines it; None if neither does.
 
-    An attribute that is set on the object itself precedes one of its class.
+    The definitions in kerasdist's own classes are passed over. An attribute that is set on the
+    object itself precedes one of its class.
     """
     own = getattr(instance, "__dict__", {}).get(name)
     if own is not None:

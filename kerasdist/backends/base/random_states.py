@@ -108,9 +108,9 @@ def seed(number: int) -> None:
 def ensure_equal(job: Job, *, begins: bool = False) -> None:
     """Gives all workers the chief's random states if the states differ. All workers must call this.
 
-    The function warns once if states differ. At the beginning of a job (`begins`) the function only
-    warns if the chief has a seed and another worker has a different seed or none. Without seeds the
-    states always differ then, so a warning would tell nothing.
+    The function warns once if states differ. At the beginning of a job (`begins`) it warns only if
+    the chief has a seed and another worker has a different seed or none. If no worker has a seed,
+    the states always differ at the beginning, so a warning would be useless.
     """
     own = {library: digest(state) for library, state in compared().items()}
     found = job.choose("random state", own, _states_for_all)

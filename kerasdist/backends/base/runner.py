@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 class Runner(abc.ABC):
     """Runs user functions once per replica; distributes their arguments and combines their results.
 
-    Each method implements a method of ``tf.distribute.Strategy`` or of its ``extended``, with the
+    Most methods implement a method of ``tf.distribute.Strategy`` or of its ``extended``, with the
     same meaning. All methods are called in cross-replica context: in a scope, or in the function
     that `ReplicaContext.merge_call` runs.
 
@@ -113,7 +113,7 @@ class Runner(abc.ABC):
 
     @abc.abstractmethod
     def per_replica(self, values: Sequence[Any]) -> Any:
-        """Returns a distributed value with these components, each on its replica's device.
+        """Returns a distributed value of the given components, each on its replica's device.
 
         Args:
             values: One structure of arrays, or of other objects, per replica.

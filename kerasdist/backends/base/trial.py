@@ -122,7 +122,7 @@ class Trial(keras.StatelessScope, abc.ABC):
     def own_state_kept(self) -> Generator[None]:
         """Restores state outside of Keras variables when the block ends, such as torch's buffers.
 
-        A backend with such state overrides this method, which restores nothing.
+        This default restores nothing. A backend whose models have such state overrides it.
         """
         yield
 

@@ -21,7 +21,7 @@ _MOST_FUNCTIONS = 1000
 # A name with a value of these types holds no state if no code assigns to the name.
 _CONSTANTS = int, float, str, bytes, type(None), ModuleType
 
-# For a type such as a method or property: its attributes that hold the wrapped function or object.
+# For each type of object that wraps a function: the attributes that hold what it wraps.
 _PARTS: Mapping[type, Sequence[str]] = {
     MethodType: ("__func__", "__self__"),
     property: ("fget",),
@@ -57,7 +57,10 @@ def _code_of(model: Any) -> _Code:
 
 @contextmanager
 def state_kept(model: Any) -> Iterator[None]:
-    """When the block ends, undoes its changes to users' Python objects; built layers stay built."""
+    """When the block ends, undoes the changes that the block has made to users' Python objects.
+
+    Layers that were built inside of the block stay built.
+    """
     kept = kept_state_of(model)
     if kept:
         kept.begin(0)

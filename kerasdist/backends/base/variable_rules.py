@@ -12,7 +12,8 @@ In custom loops both arguments mean the same as in ``tf.distribute``:
 | on_read | none | each keeps its own value | an error |
 | none | any | an error | the value |
 
-A variable with the synchronization none cannot be made in the scope of several replicas either.
+A variable with the synchronization none cannot be made in the scope of a strategy with several
+replicas either.
 
 A value that is assigned outside of replicas is assigned to all components. If the variable is read
 as a sum, each component gets an equal part of the value.

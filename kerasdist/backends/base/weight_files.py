@@ -42,14 +42,15 @@ class _Comparison:
 
 @cache
 def install() -> None:
-    """Makes Keras compare each weight file with the model before it loads the file."""
+    """Makes Keras compare each weight file with a sharded model before it loads the file."""
     keras_compat.install(load_weights=_load, read_weight=_read)
 
 
 def is_compared(variable: keras.Variable, value: Any) -> bool:
-    """Returns whether a file is only being compared, so that no value may be assigned.
+    """Returns whether a weight file is only being compared with a model, and not loaded.
 
-    If so, the function records that the file has the variable, and any difference in shape.
+    Then no value may be assigned. The function records that the file has a value for the variable,
+    and whether the value has another shape than the variable.
     """
     comparison: _Comparison | None = current.comparison
     if comparison is None:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @final
 class TensorFlowProfiler(Profiler):
-    """Records with TensorFlow's profiler, and reads its XPlane files by TensorFlow's own class.
+    """Records with TensorFlow's profiler, and reads its XPlane files with TensorFlow's own class.
 
     TensorBoard's profile plug-in can read these files too, but it is a separate package.
     """

@@ -89,7 +89,7 @@ def divide(total: Any, count: Any) -> Any:
 
 @cache
 def install() -> None:
-    """Installs the hook into TensorFlow's gradient tape, once per process."""
+    """Makes ``tf.GradientTape.gradient`` call `_gradient` below, in the whole process."""
     tape_class: Any = tf.GradientTape
     original = tape_class.gradient
 
@@ -134,7 +134,8 @@ def _gradient(
         if isinstance(source, keras.Variable | tf.Variable):
             return gradient
         # A gradient with respect to an input, as in a gradient penalty, has one row per example.
-        # `factor` cancels the replica's weight, by which this gradient is not multiplied later.
+        # `factor` cancels the replica's weight, by which only the gradients of variables are
+        # multiplied later. So here the factor is removed.
         return on_values(
             lambda values: tf.math.divide_no_nan(values, tf.cast(factor, values.dtype)), gradient
         )

@@ -82,7 +82,7 @@ class _Passes:
     left out, so that their gradients are 0.
     """
 
-    # The model's outputs for one pass. `run` puts the outputs for all rows in their places.
+    # The model's outputs for one pass. `run` replaces their tensors by those for all rows.
     _form: _Rows
     # For each weight: the terms of its gradient, which are added up over the passes (`Terms` in
     # lookups.py); None for a weight without a gradient.

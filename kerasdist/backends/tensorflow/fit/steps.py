@@ -174,13 +174,14 @@ def _require_equal_beginnings(replica_set: ReplicaSet, first: object) -> None:
 
 @final
 class FirstStepChecked:
-    """A ``train_function`` that also compares the first steps with one device.
+    """A ``train_function`` that also compares its first steps with the same steps on one device.
 
     When the comparison is done, `steps` becomes the model's ``train_function``. Usually the graph
     of a step reads its batches from Keras's iterator. In two calls this function reads the batches
-    itself, to compare a step on them: in the first call, and in the last call of the first epoch,
-    whose batch may have another size. The function then passes these batches on in an iterator of
-    the same type, so that the same graph can read them.
+    itself, to compare a step on them: in the first call, and in the last call of the first epoch
+    whose length is known beforehand, because the last batch may have another size. The function
+    then passes these batches on in an iterator of the same type, so that the same graph can read
+    them.
 
     Attributes:
         batches: How many batches an epoch has; None if that is not known.
@@ -196,7 +197,7 @@ class FirstStepChecked:
         self._calls = 0  # how many calls this epoch has had
 
     def __call__(self, iterator: Any) -> Any:
-        """Runs the steps, as `StepsOnIterator` does. In two calls it first compares a step."""
+        """Runs the steps, as `StepsOnIterator` does; before that, compares a step if one is due."""
         is_placed = isinstance(iterator, ITERATORS)
         is_last = is_placed and self._ends_epoch(iterator)
         if not self._has_begun and not keras_compat.is_complete(self._model):

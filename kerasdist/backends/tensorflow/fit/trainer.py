@@ -64,7 +64,8 @@ class _InPasses(ReplicatedTrainer):
     ) -> None:
         """Builds losses, metrics and optimizer before training, if `call` accepts the data.
 
-        A backup restores only built metrics. On the other backends Keras itself builds them here.
+        They must be built before training, because a backup restores the values only of metrics
+        that are built. On the other backends Keras itself builds them at this time.
         """
         if keras_compat.has_built_layers(self.model):
             spec = data_batch if iterator is None else keras_compat.batch_spec(iterator)
@@ -140,7 +141,11 @@ class TensorFlowTrainer(_InPasses):
             optimizer.build(model.trainable_variables)
 
     def make_function(self, name: str, original: Original, force: bool = False) -> Any:
-        """Makes a function; first averages statistics that differ after a custom loop."""
+        """Makes a train, test or predict function.
+
+        After a custom loop, moving statistics may differ between replicas, so this method first
+        averages them.
+        """
         if self._group.runs_loops:
             self._group.average(averaged(self.model.non_trainable_variables))
         return super().make_function(name, original, force)
@@ -199,8 +204,8 @@ class TensorFlowTrainer(_InPasses):
             return logs, collectives_here().end_step(read)
 
         # In Keras's own step, no code after the optimizer's update reads the updated variables. So
-        # if sums are collectives, one collective at the end is enough for all sums. This is not so
-        # if an optimizer has its own `apply`, because it may apply gradients more than once.
+        # if sums are collectives, all sums can be made together at the end. This is not so if an
+        # optimizer has its own `apply`, because it may apply gradients more than once.
         optimizer = self.model.optimizer
         is_direct = optimizer is None or keras_compat.applies_directly(optimizer)
         waits = own and is_direct and self._group.has_collectives
@@ -242,7 +247,7 @@ class TensorFlowTrainer(_InPasses):
             self._group.mark_equal_statistics(layers)
 
     def predict_batch(self, batch: Any) -> Any:
-        """Returns the rows that all replicas predict; for a scalar, the mean over the examples."""
+        """Returns the rows that all replicas predict; for scalars, the mean over examples."""
         group = self._group
         step = uncompiled(self.model.predict_step)
         done = self.replicas.run(self.strategy, step, batch, kept=self._kept_in_predict)

@@ -35,7 +35,7 @@ from kerasdist.input import sharding
 
 
 def _draw(original: Callable[..., Any], *args: object, **kwargs: object) -> Any:
-    """Draws random numbers. In a `Trial`, the replicas get the rows that one device has drawn."""
+    """Draws random numbers; in a trial, leaves the choice of the numbers to the trial's `draws`."""
     trial = current.trial
     if trial is None:
         return original(*args, **kwargs)

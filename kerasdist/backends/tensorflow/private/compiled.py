@@ -38,7 +38,10 @@ def error_with_own_type(error: Exception) -> Exception:
 
 
 def uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns the code of a ``tf.function``, converted by AutoGraph; other functions unchanged."""
+    """Returns the Python function inside of a ``tf.function``; any other function unchanged.
+
+    AutoGraph converts the Python function first, unless the ``tf.function`` has `autograph=False`.
+    """
     if not isinstance(function, tf.types.experimental.PolymorphicFunction):
         return function
     code: Any = function.python_function  # type: ignore[attr-defined]

@@ -91,7 +91,7 @@ class OneCopy:
     def update(
         self, variable: Any, function: Callable[..., Any], args: Sequence[Any] = (), **_: object
     ) -> Any:
-        """Calls the function with the only copy of the variable that shall be updated."""
+        """Calls the function with the copy of the variable that this object updates."""
         return function(variable.values[self._index], *args)
 
 

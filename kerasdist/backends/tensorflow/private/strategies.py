@@ -152,8 +152,8 @@ def has_started() -> bool:
 def start_server(addresses: Sequence[str], rank: int) -> None:
     """Starts TensorFlow's runtime as one server of the job's cluster.
 
-    `tf.distribute.MultiWorkerMirroredStrategy` does the same when it is made, but without time-outs
-    for waits. For a second strategy it would start the runtime again.
+    `tf.distribute.MultiWorkerMirroredStrategy` does nearly the same when it is made. But it would
+    also start TensorFlow's coordination service, and start the runtime again for a second strategy.
     """
     runtime: Any = internals.EAGER_CONTEXT.value()
     internals.CONFIGURE_COLLECTIVES.of(runtime)(

@@ -175,7 +175,7 @@ class TensorFlowCollectives(Collectives):
         return _own(self._combine("merge_call", [given], merged))
 
     def mean_of_sum(self, total: Any, replicas: int) -> Any:
-        """Returns the mean over the replicas, given their sum; a float if the sum is an integer."""
+        """Returns a value's mean over the replicas, given its sum; a float for an integer sum."""
         return gradient_sums.divide(total, replicas)
 
     def all_sum(
@@ -306,7 +306,7 @@ class TensorFlowCollectives(Collectives):
         self._sum_then(_UPDATE, Deferred("apply", tensors, update))
 
     def end_step(self, variables: Sequence[keras.Variable]) -> list[tf.Tensor]:
-        """Finishes deferred updates and assignments, and reads variables, by one collective.
+        """Finishes deferred updates and assignments, and reads variables; makes all sums together.
 
         All replicas must call this method. Returns the values of these variables, aggregated over
         all replicas, for the step's logs.

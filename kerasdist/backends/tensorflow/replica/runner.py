@@ -259,7 +259,10 @@ class TensorFlowRunner(Runner):
         return results
 
     def per_replica(self, values: Sequence[Any]) -> Any:
-        """Returns a value with these components; arrays become tensors on the replicas' devices."""
+        """Returns a distributed value of the given components.
+
+        Arrays become tensors on the replicas' devices.
+        """
 
         def placed(index: int, structure: object) -> Any:
             return map_leaves(lambda leaf: self._at_home(self._tensor_here, index, leaf), structure)

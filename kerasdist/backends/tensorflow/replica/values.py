@@ -33,7 +33,7 @@ def mirrored_on(native_strategy: tf.distribute.Strategy, tensor: object) -> Any:
 
 
 def per_replica(native_strategy: tf.distribute.Strategy, parts: Iterable[Any]) -> Any:
-    """Returns a ``tf.distribute`` value with these components on this process's replicas."""
+    """Returns a ``tf.distribute`` value of the given components, one per replica of the process."""
     remaining = iter(parts)
     return native_strategy.experimental_distribute_values_from_function(lambda _: next(remaining))
 

@@ -73,7 +73,7 @@ _listeners: ContextVar[tuple[_Listener, ...]] = ContextVar("listeners", default=
 
 @contextmanager
 def reads_preceded(listener: _Listener) -> Iterator[None]:
-    """Calls `listener` before each read of a Keras variable by this thread, in the block."""
+    """Inside of the block, calls `listener` before each read of a Keras variable by this thread."""
     token = _listeners.set((*_listeners.get(), listener))
     try:
         yield
@@ -82,7 +82,7 @@ def reads_preceded(listener: _Listener) -> Iterator[None]:
 
 
 def install() -> None:
-    """Installs the hooks into Keras, once per process."""
+    """Makes Keras call the hooks of this module when it reads, assigns or stores a variable."""
     keras_compat.install(read=_tell_listeners, assign=_assign, store=_store)
 
 

@@ -87,7 +87,10 @@ def _has_scalars(dataset: tf.data.Dataset) -> bool:
 def _of_pipelines(
     native_strategy: tf.distribute.Strategy, pipelines: Sequence[Any], options: InputOptions
 ) -> Any:
-    """Returns a distributed dataset over pipelines of local batches, one per replica."""
+    """Returns a distributed dataset over pipelines of local batches.
+
+    Each replica of this worker has a pipeline, or all of them share one.
+    """
     # TensorFlow calls the function once per pipeline of this worker, in the pipelines' order.
     remaining = iter(pipelines)
     with keeping_input_devices(native_strategy):

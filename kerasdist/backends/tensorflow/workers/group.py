@@ -50,8 +50,8 @@ if TYPE_CHECKING:
 # The components of one value on the replicas of this process, in the replicas' order.
 Parts = Sequence[Any]
 
-# A function that makes a dataset's iterator if there are backups, which save the iterator's state.
-# Its argument is the function that makes the iterator if there are no backups.
+# A function that makes a dataset's iterator in a `fit` with backups, which save the iterator's
+# state. Its argument is the function that makes the iterator in a `fit` without backups.
 Begin = Callable[[Callable[[], Any]], Any]
 
 
@@ -165,7 +165,8 @@ class Group:
         """
         if isinstance(batch, PlacedBatch):
             return rows_on_devices(batch, self._replicas, self.local)
-        # Without a device, the whole batch would go to the first GPU and from there to the others.
+        # Outside of this context, the whole batch would go to the first GPU, and from there to the
+        # others.
         with tf.device(HOST):
             return self._cut(batch)
 
@@ -244,7 +245,8 @@ class Group:
 
     def find_unsummed(self, variables: Iterable[keras.Variable]) -> list[keras.Variable]:
         """Returns the variables that can be read only by a sum over the workers."""
-        # `native` is not used, because it would finish deferred assignments one by one.
+        # `native` is not used, because it reads the variable, which would finish a deferred
+        # assignment to this variable by a collective of its own.
         held = ((variable, keras_compat.stored_value(variable)) for variable in variables)
         return [one for one, own in held if isinstance(own, SharedSum) and not own.is_whole_here]
 
@@ -279,7 +281,7 @@ class Group:
             native(variable).known = value
 
     def equalize(self, variables: Sequence[keras.Variable]) -> None:
-        """Gives variables the chief's values, by one collective per type."""
+        """Gives variables the chief's values. One collective sends the values of many variables."""
         natives = [native(one) for one in variables]
         held = [copies(one) for one in natives]
         given = [
@@ -438,7 +440,7 @@ def _spec_of(leaf: Any) -> Any:
 
 
 def rows_of_replicas(batch: object, replicas: int, own: range) -> list[Any]:
-    """Returns the rows of each replica in `own`; no other rows stand in if there are none."""
+    """Returns the rows of each replica in `own`. A replica without rows gets no stand-in row."""
     return [one.rows for one in split(own_rows(batch, replicas, own), len(own), stand_ins=False)]
 
 
