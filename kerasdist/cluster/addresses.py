@@ -30,7 +30,7 @@ _FIRST, _END = 1024, 65_536
 
 
 def beside(port: int) -> int:
-    """Returns kerasdist's port if another program has `port`: 1000 more, from 1024 after 65535."""
+    """Returns kerasdist's port if another program has `port`: 1000 more; 1024 follows 65535."""
     return _FIRST + (port + DISTANCE - _FIRST) % (_END - _FIRST)
 
 

@@ -66,7 +66,7 @@ def detect(environ: Mapping[str, str] | None = None) -> ClusterResolver | None:
         print("no job" if resolver is None else resolver.membership())
 
     Args:
-        environ: The variables; None for this process's own.
+        environ: The environment variables; None for this process's own.
 
     Returns:
         The resolver of the cluster, or None if this process is the only one of its job, as with

@@ -165,7 +165,7 @@ class BatchHistory:
 
 @final
 class _Stretch:
-    """The steps between two comparisons of the workers."""
+    """The steps between two comparisons of the workers' batches, and the forms of these batches."""
 
     def __init__(self, number: int, begun_before: int) -> None:
         self.number = number
@@ -173,7 +173,8 @@ class _Stretch:
         self.steps = 0
         self.ended = False
         self.form: Hashable = None
-        # The number, from 0, and the form of each step whose form differs from the step before.
+        # For each step whose batch has another form than the batch of the step before, and for the
+        # first step: the step's number, from 0, and the form.
         self.changes: list[tuple[int, str]] = []
 
 
