@@ -50,7 +50,7 @@ def join(host: str, port: int) -> str:
 
 
 def split(address: str, name: str) -> tuple[str, int]:
-    """Returns the host and the port of an address; errors call the address `name`."""
+    """Returns the host and the port of an address; error messages call it `name`."""
     host, _, port = address.strip().rpartition(":")
     bracketed = host.startswith("[") and host.endswith("]")
     if not host or (":" in host and not bracketed) or not port.isdecimal():

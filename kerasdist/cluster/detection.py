@@ -18,7 +18,7 @@ from kerasdist.core.earlier_names import refuse_arguments
 from kerasdist.errors import ClusterError, KerasdistError
 
 Answer = Membership | Absent | KerasdistError
-"""This process's place in a job; or why a source describes no job; or the source's error."""
+"""What a source says: this process's place in a job, why it describes no job, or an error."""
 
 
 def findings(environ: Mapping[str, str] | None = None) -> dict[Source, Answer]:

@@ -173,7 +173,7 @@ def _count_tasks_of_node(variables: Variables) -> int | None:
 
 
 def _port_of(job: str | None) -> int:
-    """Returns a port that all ranks of a job compute alike; most other jobs get other ports."""
+    """Returns a port, the same for all ranks of a job; most other jobs get other ports."""
     return addresses.DEFAULT_PORT if job is None else addresses.of_job(zlib.crc32(job.encode()))
 
 

@@ -79,7 +79,7 @@ def first_of(items: Sequence[str], most: int = NAMED) -> str:
 
 
 def named_workers(ranks: Sequence[int]) -> str:
-    """Returns workers' names for a message; of many, only the first and the number of others."""
+    """Returns workers' names for a message; of many, only the first few and how many others."""
     named = ", ".join(map(str, sorted(ranks)[:NAMED]))
     more = len(ranks) - NAMED
     noun = "worker" if len(ranks) == 1 else "workers"

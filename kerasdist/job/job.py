@@ -223,7 +223,7 @@ class Job:
 
     @contextmanager
     def all_do(self, label: str, failure: type[Exception]) -> Generator[None]:
-        """Waits for all workers at the end of the block; if the block fails on one, all fail.
+        """Waits for all workers when the block ends. If the block fails on one, it fails on all.
 
         The worker on which the block has failed raises its own error. The others raise a `failure`.
         All workers must enter the block.
