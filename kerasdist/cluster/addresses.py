@@ -30,7 +30,7 @@ _FIRST, _END = 1024, 65_536
 
 
 def beside(port: int) -> int:
-    """Returns kerasdist's port if another program has `port`: 1000 more, from 1024 after 65535."""
+    """Returns kerasdist's port if another program has `port`: 1000 more; 1024 follows 65535."""
     return _FIRST + (port + DISTANCE - _FIRST) % (_END - _FIRST)
 
 
@@ -50,7 +50,7 @@ def join(host: str, port: int) -> str:
 
 
 def split(address: str, name: str) -> tuple[str, int]:
-    """Returns the host and the port of an address; errors call the address `name`."""
+    """Returns the host and the port of an address; error messages call it `name`."""
     host, _, port = address.strip().rpartition(":")
     bracketed = host.startswith("[") and host.endswith("]")
     if not host or (":" in host and not bracketed) or not port.isdecimal():

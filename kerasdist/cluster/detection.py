@@ -18,7 +18,7 @@ from kerasdist.core.earlier_names import refuse_arguments
 from kerasdist.errors import ClusterError, KerasdistError
 
 Answer = Membership | Absent | KerasdistError
-"""This process's place in a job; or why a source describes no job; or the source's error."""
+"""What a source says: this process's place in a job, why it describes no job, or an error."""
 
 
 def findings(environ: Mapping[str, str] | None = None) -> dict[Source, Answer]:
@@ -66,7 +66,7 @@ def detect(environ: Mapping[str, str] | None = None) -> ClusterResolver | None:
         print("no job" if resolver is None else resolver.membership())
 
     Args:
-        environ: The variables; None for this process's own.
+        environ: The environment variables; None for this process's own.
 
     Returns:
         The resolver of the cluster, or None if this process is the only one of its job, as with

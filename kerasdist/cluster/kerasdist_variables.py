@@ -31,7 +31,7 @@ CLUSTER = "KERASDIST_CLUSTER"
 MIRRORED = "KERASDIST_MIRRORED"
 """Set if the workers of the job form a `kerasdist.MirroredStrategy`, each with one device.
 
-The value is the devices by rank, with commas between them, or one of the two words below. The
+The value is the devices by rank, with commas between them, or `EACH_ITS_OWN`, or `JOINED`. The
 variable does not describe a cluster.
 """
 

@@ -80,8 +80,8 @@ class ClusterResolver(ABC):
         Args:
             task_type: The type of the task; None for this process's type.
             task_id: The number of the task; None for this process's number.
-            rpc_layer: The protocol before the address. None means that of the property `rpc_layer`,
-                and "" means that no protocol is before the address.
+            rpc_layer: The protocol to put before the address, as in ``grpc://``. None means the
+                value of the property `rpc_layer`, and "" means the address alone.
 
         Raises:
             ValueError: If there is no such task, or its address is not known.
@@ -156,8 +156,9 @@ class SimpleClusterResolver(ClusterResolver):
         cluster_spec: The addresses by task type, as a `ClusterSpec` or a mapping.
         task_type: The type of this process.
         task_id: The number of this process within its type.
-        coordinator: ``host:port`` on the machine of rank 0, for kerasdist itself. None means rank
-            0's own address with a port that is larger by 1000.
+        coordinator: ``host:port`` on the machine of rank 0, for kerasdist itself. None means
+            ``KERASDIST_COORDINATOR``, if this variable is set, and otherwise rank 0's own address
+            with a port that is larger by 1000.
         environ: The variables in which ``KERASDIST_COORDINATOR`` is looked up; None for
             ``os.environ``.
         **earlier: Arguments of ``tf.distribute``'s resolver, which raise an error.

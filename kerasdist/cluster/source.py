@@ -129,7 +129,7 @@ class Variables:
         return next((self.text(name) for name in names if self.has(name)), None)
 
     def optional_integer(self, *names: str) -> int | None:
-        """Returns the first variable in `names` that is set, as a whole number, or None."""
+        """Returns the whole number in the first variable in `names` that is set, or None."""
         return next((self.integer(name) for name in names if self.has(name)), None)
 
     def local(self, rank: Sequence[str], workers: Sequence[str]) -> tuple[int | None, int | None]:
@@ -157,7 +157,7 @@ class Variables:
         Args:
             rank: The rank of the process.
             num_workers: How many workers there are.
-            coordinator: The coordinator's address, unless ``KERASDIST_COORDINATOR`` is set.
+            coordinator: The coordinator's address, if ``KERASDIST_COORDINATOR`` is not set.
             addresses: The addresses of all ranks, if they are known.
             local: The process's number on its machine, and how many workers the machine has.
         """

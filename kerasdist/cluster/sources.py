@@ -150,8 +150,8 @@ def _read_slurm(variables: Variables) -> Membership | Absent:
     if step >= _FIRST_SPECIAL_STEP:
         return Absent("This process is in the shell of a Slurm job: srun has not started it.")
     rank = variables.integer("SLURM_PROCID")
-    # In a step both variables are the step's number of tasks, but scripts may overwrite
-    # SLURM_NTASKS, so the other variable is read first.
+    # In a step SLURM_STEP_NUM_TASKS and SLURM_NTASKS both have the step's number of tasks. Scripts
+    # may overwrite SLURM_NTASKS, so the other one is read first.
     count = variables.optional_integer("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
     count = variables.integer("SLURM_NTASKS") if count is None else count
     if count == 1:
@@ -173,7 +173,7 @@ def _count_tasks_of_node(variables: Variables) -> int | None:
 
 
 def _port_of(job: str | None) -> int:
-    """Returns a port that all ranks of a job compute alike; most other jobs get other ports."""
+    """Returns a port, the same for all ranks of a job; most other jobs get other ports."""
     return addresses.DEFAULT_PORT if job is None else addresses.of_job(zlib.crc32(job.encode()))
 
 

@@ -30,7 +30,7 @@ TESTED = {
     "jax": ("0.8.2", "0.10.2", "0.12.0.1"),
     "torch": ("2.9.0", "2.13.0", "2.14.1", "2.15.0"),
 }
-"""The releases that pass the tests according to docs/versions.md, without nightly builds."""
+"""The releases that pass kerasdist's tests, as in docs/versions.md but without nightly builds."""
 
 WANT_PROCESS_A_DEVICE = ("torch",)
 """The backends on which one process for each GPU is faster than one process for all GPUs."""
@@ -60,7 +60,7 @@ class BackendChoice:
 
     @property
     def is_keras_backend(self) -> bool:
-        """Whether Keras has a backend of this name, which kerasdist may not support."""
+        """Whether Keras has a backend of this name, even if kerasdist does not support it."""
         return self.name in (*KNOWN, *_OTHERS)
 
     @property
@@ -109,7 +109,7 @@ def is_installed(package: str) -> bool:
 
 
 def untested(backend: str) -> list[str]:
-    """Returns Keras and the framework with their versions, each only if its version is untested."""
+    """Returns which of Keras and the framework have untested versions, such as ``keras 3.11.0``."""
     found = {name: framework_version(name) for name in ("keras", backend)}
     return [
         f"{name} {version}"
@@ -147,7 +147,7 @@ def folder_of(distribution: Distribution) -> Path:
 
 @functools.cache
 def floors() -> dict[str, str]:
-    """Returns the lowest versions of Keras and the frameworks that kerasdist declares to need.
+    """Returns the lowest versions of Keras and the frameworks that kerasdist's package requires.
 
     Returns an empty dict if kerasdist runs from a checkout that is not installed.
     """

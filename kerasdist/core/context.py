@@ -102,21 +102,21 @@ class Current(threading.local):
             over the replicas. If that optimizer calls the `apply` of another optimizer, as
             `LossScaleOptimizer` does, kerasdist must not sum the gradients again.
         meter: The `Meter` of the `fit` that this thread runs; None if that `fit` is not measured.
-        comparison: While this thread compares a weight file with the model into which it is about
-            to load the file: that comparison. Otherwise None.
+        comparison: The comparison of a weight file with a model, which this thread makes before it
+            loads the file into the model. None at all other times.
         scopes: The strategies whose scopes are open, the innermost last.
         replicas: The contexts of replicas that this thread has entered, the innermost last.
             `get_replica_context` returns the last one. An entry of None stands for cross-replica
             code that a replica has called by `merge_call`. `whole_step` adds an entry to this
             list, but leaves `replica` None.
         placements: The contexts that this thread has entered, the innermost last, in which a
-            framework places new variables on certain devices. kerasdist leaves them by their method
-            `leave`, and enters them again by `renew`, while code of a model without a strategy
-            runs.
+            framework places new variables on certain devices. Before code of a model without a
+            strategy runs, kerasdist leaves these contexts by their method `leave`. After that code,
+            it enters them again by `renew`.
         draws_for_all: Whether a replica draws random numbers for all rows of the global batch, as
             after `kerasdist.config.set_draws("global")`.
-        issued_for: If this thread issues a collective that the code of another thread asks for: a
-            text that names that code, for the record of collectives. Otherwise "".
+        issued_for: A text that names the code of another thread for which this thread issues a
+            collective; "" at all other times. The record of collectives shows this text.
         set_scope: The scope that `kerasdist.experimental_set_strategy` has opened, or None.
     """
 

@@ -1,8 +1,8 @@
 """Names of `tf.distribute` that kerasdist does not have, with the code to write instead.
 
-There is a table of names that have another name in kerasdist, a table of names that have none, and
-a table of arguments that kerasdist does not have. A renamed attribute is found under its earlier
-name. For any other earlier name, `hasattr` is False, and the error says what to write instead.
+`RENAMED` has the names that kerasdist spells differently, `ADVICE` the names that it lacks, and
+`ARGUMENTS` the arguments that it lacks. A renamed attribute is found under its earlier name. For
+any other earlier name, `hasattr` is False, and the error says what to write instead.
 """
 
 from __future__ import annotations
@@ -199,8 +199,8 @@ ARGUMENTS: Mapping[str, Mapping[str, str]] = {
     },
 }
 
-# The accepted values of the arguments in `ARGUMENTS` that accept more, or less, than None, False, 0
-# and "". True and "grpc" are accepted, because they ask for what kerasdist does by itself.
+# The accepted values of some arguments in `ARGUMENTS`. All others accept None, False, 0 and "".
+# True and "grpc" are accepted here, because they ask for what kerasdist does by itself.
 _ACCEPTED = {
     "auto_shard_dataset": (None, False, True),
     "prefetch_on_device": (None, True),

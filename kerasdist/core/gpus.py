@@ -118,7 +118,7 @@ class Watch:
 
 
 def are_named(environ: Mapping[str, str]) -> bool:
-    """Returns whether one of the variables that select GPUs names a GPU, which need not exist."""
+    """Returns whether a variable such as CUDA_VISIBLE_DEVICES names a GPU, even a missing one."""
     return any(_NAME.match(environ.get(variable, "").strip()) for variable in (CUDA, HIP, ROCR))
 
 
@@ -216,7 +216,7 @@ def own_share(seen: Sequence[tuple[str, Sequence[str]]], rank: int) -> list[str]
 
 
 def divide(environ: Mapping[str, str], workers: int) -> list[dict[str, str]]:
-    """Returns, for each worker of this machine, variables that hide the other workers' GPUs.
+    """Returns, for each worker of this machine, environment variables that hide the others' GPUs.
 
     With these environment variables a script cannot use another worker's GPUs, even before the
     script makes a strategy. If there are fewer GPUs than workers, no variables are returned for any
@@ -237,7 +237,7 @@ def divide(environ: Mapping[str, str], workers: int) -> list[dict[str, str]]:
 
 
 def offered(environ: Mapping[str, str]) -> tuple[str, list[str]]:
-    """Returns the variable that selects this machine's GPUs, and the GPUs' names in the variable.
+    """Returns the environment variable that selects GPUs, and the names of the GPUs in its value.
 
     If the variable is not set, the names are the numbers of all GPUs of this machine.
     """

@@ -27,8 +27,8 @@ REFUSED: Final = "refused"
 _GONE: Final = object()
 
 
-# The class is not frozen: compiled steps read a dictionary whose keys are internals, and torch's
-# compiler would hash a frozen key by its fields.
+# The class is not frozen, because torch's compiler would hash instances of a frozen dataclass by
+# their fields. Compiled steps read a dictionary whose keys are instances of this class.
 @final
 @dataclass(eq=False)
 class Internal:

@@ -2,8 +2,8 @@
 
 This module computes only with integers, and needs no framework. The devices of one replica are
 called its logical devices. Their number is a product of primes, and each prime is the size of an
-axis of a mesh. So every way to cut a tensor into one shard for each logical device assigns each
-axis of the mesh to an axis of the tensor.
+axis of a mesh. To cut a tensor into one shard for each logical device, each axis of the mesh is
+assigned to one axis of the tensor, which it then cuts.
 """
 
 from __future__ import annotations
@@ -220,7 +220,8 @@ class DeviceAssignment(EarlierNames):
                 f"topology. Received: num_replicas={num_replicas}{fit}, computation_shape="
                 f"{shape.tolist()}, computation_stride={stride.tolist()}, topology={topology}."
             )
-        # If the mesh has gaps, replicas take devices in the order of their numbers, not as blocks.
+        # If the mesh has gaps, replicas are not blocks: they take devices in the order of the
+        # devices' numbers.
         if topology.missing_devices.size:
             chips = topology.device_coordinates.reshape(-1, 4)[: num_replicas * math.prod(shape)]
             return cls(topology, chips.reshape(num_replicas, -1, 4))

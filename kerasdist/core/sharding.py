@@ -107,9 +107,10 @@ class Sharding:
 
 
 def is_small(sharding: object, shape: Sequence[int]) -> bool:
-    """Returns whether a variable stays on the device under ``offload``, because it is small.
+    """Returns whether a variable is so small that it stays on the device under ``offload``.
 
-    `sharding` is the strategy's argument. If it is a `Sharding`, its `min_size` is the limit.
+    `sharding` is the strategy's argument of that name. If it is a `Sharding`, its `min_size` is the
+    limit; otherwise `DEFAULT_MIN_SIZE` is.
     """
     least = sharding.min_size if isinstance(sharding, Sharding) else DEFAULT_MIN_SIZE
     return math.prod(shape) < least

@@ -48,7 +48,8 @@ _warned: WeakKeyDictionary[object, set[str]] = WeakKeyDictionary()
 def warn_once(owner: object, message: str, subject: str = "") -> None:
     """Gives a warning (see `warn_user`) about an object, unless the same was given before.
 
-    Warnings count as the same if they have the same subject; without a subject, the same message.
+    Two warnings are the same if they have the same subject. Without subjects, they are the same if
+    they have the same message.
     """
     known = _warned.setdefault(owner, set())
     if (subject or message) not in known:

@@ -26,15 +26,15 @@ _FAILURES = {
     "disagree": DisagreementError,
 }
 
-# How many seconds a new connection waits for the chief's first message: the first wait, and the
-# longest one. After a wait the worker closes the connection and tries again, because the kernel
-# silently drops some connections if thousands of workers come at once.
+# How many seconds a new connection waits for the chief's first message: at the first attempt, and
+# at most at later ones. After a wait without a message, the worker closes the connection and tries
+# again, because the kernel silently drops some connections if thousands of workers come at once.
 _FIRST_WAIT, _LONGEST_WAIT = 3.0, 30.0
 
 
 @final
 class Client:
-    """A worker's connection to the chief. One thread listens, and another sends signs of life.
+    """A worker's connection to the chief. One thread listens, another sends heartbeats.
 
     Attributes:
         facts: The facts that this worker sent about itself when it joined.
@@ -49,9 +49,9 @@ class Client:
         failure_kind: Why the job ended, such as ``"interrupted"`` for a worker's Ctrl-C, or ``"left
             early"`` for a script that ended before the others'; empty as long as the job goes on.
         report: A function that returns the report on this worker's batches. The thread that sends
-            signs of life calls this function.
+            heartbeats calls this function.
         last_collectives: A function that returns the last recorded collectives. The thread that
-            sends signs of life calls this function, too.
+            sends heartbeats calls this function, too.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Client:
         self.facts.setdefault("address", self._socket.getsockname()[0])
         self.address = address_in(self.facts)
         self.roster: Mapping[str, Any] = {}
-        # How many signs of life this worker has sent, and how many of them before the chief's last
+        # How many heartbeats this worker has sent, and how many of them before the chief's last
         # message. The difference measures how long the chief has been silent. Unlike a clock, it
         # does not count the time in which this process was suspended.
         self._beats = self._heard = 0
@@ -101,9 +101,9 @@ class Client:
     def meet(
         self, channel: str, number: int, label: str, value: object, wanted: str = protocol.ALL
     ) -> list[Any]:
-        """Sends a value to a meeting, which is an exchange between all workers.
+        """Sends a value to a meeting, which is an exchange of values between all workers.
 
-        Returns the values of all workers, or what else `wanted` says (see `protocol.ALL`).
+        Returns the values of all workers, unless `wanted` asks for less (see `protocol.ALL`).
         """
         message = {"type": "meet", "channel": channel, "number": number, "label": label}
         self._send({**message, "value": value, "wanted": wanted})
@@ -135,8 +135,8 @@ class Client:
     def written_by_chief(self, path: str) -> Mapping[str, Any]:
         """Asks the coordinator whether the chief has written a file, and waits for the answer.
 
-        The answer is what the chief gave to `wrote`. It is empty if the chief does not write the
-        file.
+        The answer is the `outcome` that the chief passed to `wrote`. It is empty if the chief does
+        not write the file.
         """
         with self._changed:
             step, number = self.step, self._saves.total() + 1
@@ -180,7 +180,7 @@ class Client:
 
     def _connected(self, host: str, port: int, credentials: Credentials) -> socket.socket:
         deadline = time.monotonic() + self._timeouts.join
-        # The wait is random, so that workers do not all come again at the same moment.
+        # The wait is random, so that workers do not all try again at the same moment.
         wait = _FIRST_WAIT * random.SystemRandom().uniform(1, 1.5)
         while True:
             left = max(1.0, deadline - time.monotonic())
@@ -230,7 +230,7 @@ class Client:
                 self.fail("refused", message["why"])
             case "failure":
                 self.fail(message["kind"], message["why"])
-            # other messages are only signs of life
+            # a message of another type only shows that the chief is alive
 
     def _beat(self) -> None:
         limit = self._timeouts.heartbeat

@@ -79,7 +79,7 @@ def first_of(items: Sequence[str], most: int = NAMED) -> str:
 
 
 def named_workers(ranks: Sequence[int]) -> str:
-    """Returns workers' names for a message; of many, only the first and the number of others."""
+    """Returns workers' names for a message; of many, only the first few and how many others."""
     named = ", ".join(map(str, sorted(ranks)[:NAMED]))
     more = len(ranks) - NAMED
     noun = "worker" if len(ranks) == 1 else "workers"
@@ -165,7 +165,7 @@ class BatchHistory:
 
 @final
 class _Stretch:
-    """The steps between two comparisons of the workers."""
+    """The steps between two comparisons of the workers' batches, and the forms of these batches."""
 
     def __init__(self, number: int, begun_before: int) -> None:
         self.number = number
@@ -173,7 +173,8 @@ class _Stretch:
         self.steps = 0
         self.ended = False
         self.form: Hashable = None
-        # The number, from 0, and the form of each step whose form differs from the step before.
+        # For each step whose batch has another form than the batch of the step before, and for the
+        # first step: the step's number, from 0, and the form.
         self.changes: list[tuple[int, str]] = []
 
 

@@ -35,7 +35,10 @@ from kerasdist.job.protocol import Facts, Timeouts
 
 CHIEF = 0
 MAIN = "main"
-"""The channel of the exchanges that a script makes while it runs."""
+"""The channel of the exchanges that a script makes while it runs.
+
+A channel is a series of exchanges that are numbered from 0.
+"""
 
 # The channel of the exchange to which all workers come at the end of the script.
 LEAVING = "leaving"
@@ -57,7 +60,7 @@ class Member:
         name: The name of the worker in messages.
         writer: The connection to the worker.
         facts: The facts that the worker sent when it joined.
-        heard: The time of the worker's last sign of life.
+        heard: The time of the worker's last message.
         step: How many steps the worker has begun.
         place: The name of the running call, if it needs the other workers; otherwise empty.
         entered: How often the worker has entered a call that needs the other workers.
@@ -122,8 +125,8 @@ class Meeting:
     def answer(self, channel: str, number: int, workers: int) -> bytes:
         """Returns the message to the workers: each value once, and which workers sent the value.
 
-        Each item of ``runs`` stands for some workers with consecutive ranks that have sent the same
-        value. It has the index of that value, and the number of these workers.
+        Each item of ``runs`` in the message stands for some workers with consecutive ranks that
+        have sent the same value. It has the index of that value, and the number of these workers.
         """
         texts = [self.sent[rank] for rank in range(workers)]
         index = {text: at for at, text in enumerate(dict.fromkeys(texts))}
@@ -185,7 +188,8 @@ class Coordinator:
         self._next_places: dict[int, int] | None = None
         self._failed = False
         self._left = 0
-        # How many seconds this process had run at the last patrol, without suspensions.
+        # How many seconds this process had run at the last call of `_patrol`. Time in which the
+        # process was suspended does not count.
         self._now = 0.0
         self._ended = threading.Event()
         self._told = threading.Event()
@@ -435,7 +439,7 @@ class Coordinator:
             self._ended.set()
 
     def _patrol(self) -> None:
-        """Checks all workers; called once in each interval between two signs of life."""
+        """Checks all workers; called every `Timeouts.beat` seconds."""
         self._now += self._timeouts.beat
         now, limits = self._now, self._timeouts
         self._tell_all({"type": "beat"})
@@ -536,7 +540,7 @@ class Coordinator:
         )
 
     def _lose(self, member: Member | None, why: str) -> None:
-        """Fails the job if the connection of a worker ends."""
+        """Fails the job because a worker's connection has failed, unless the worker has left."""
         if member is not None and not member.left:
             self._leave(member)
             self._fail_lost(member.rank, why)

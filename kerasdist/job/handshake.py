@@ -148,7 +148,7 @@ def reply(asked: Message, answered: object, mine: Credentials) -> Message:
 
 
 def check_proof(asked: Message, answered: Message, proof: object, mine: Credentials) -> None:
-    """Checks on a worker that the chief's reply proves that the chief knows the secret."""
+    """Raises an error unless `proof`, the chief's reply, shows that the chief knows the secret."""
     if isinstance(proof, dict) and proof.get("type") == "refused":
         raise JobError(f"the chief refused this worker: {proof.get('why')}")
     proof = _checked(proof, "proof", {"digest": str})

@@ -85,7 +85,10 @@ class DroppedInterrupts:
 
 
 def _is_in_users_code(frame: FrameType | None) -> bool:
-    """Returns whether a frame belongs to user code that this package has called."""
+    """Returns whether a frame belongs to user code, or to a library that user code has called.
+
+    Returns False if the frame belongs to kerasdist, or to a library that kerasdist has called.
+    """
     while frame is not None and frame.f_code.co_filename.startswith(_ELSEWHERE):
         if frame.f_code.co_filename.startswith(PACKAGE):
             return False

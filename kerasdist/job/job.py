@@ -223,7 +223,7 @@ class Job:
 
     @contextmanager
     def all_do(self, label: str, failure: type[Exception]) -> Generator[None]:
-        """Waits for all workers at the end of the block; if the block fails on one, all fail.
+        """Waits for all workers when the block ends. If the block fails on one, it fails on all.
 
         The worker on which the block has failed raises its own error. The others raise a `failure`.
         All workers must enter the block.
@@ -335,7 +335,7 @@ class Job:
         self.assert_equal(label, {f"collective {before + at + 1}": own}, collectives.ADVICE)
 
     def report_batches(self, report: Callable[[], comparison.Report | None]) -> None:
-        """Sends the result of `report` to the chief with each sign of life, from now on."""
+        """Sends the result of `report` to the chief with each heartbeat, from now on."""
         self._client.report = report
 
     @contextmanager
@@ -469,7 +469,7 @@ def _failing_exit(error: SystemExit) -> tuple[str, int] | None:
 
 
 def _shortened(error: BaseException) -> str:
-    """Returns an error in words, for the messages of other workers."""
+    """Returns the type and text of an error, cut short, for messages on other workers."""
     return f"{type(error).__name__}: {error}"[:500]
 
 
@@ -517,7 +517,8 @@ def _own_facts(membership: Membership, coordinator_host: str, port: HeldPort | N
         "given": membership.addresses[membership.rank] if membership.addresses else None,
         "port": None if port is None else port.number,
     }
-    # The chief's own connection may have a loopback address, so others use the coordinator's host.
+    # The chief may be connected to its own coordinator by a loopback address, which other workers
+    # cannot use. So it gives them the coordinator's host.
     return {**facts, "address": coordinator_host} if membership.is_chief else facts
 
 

@@ -112,7 +112,8 @@ class AllReduce:
     def bus_bandwidth(self) -> float:
         """Bytes per second that each device sends, counted as in NCCL's tests.
 
-        In the best all-reduce each device sends ``2 (n - 1) / n`` of the array.
+        Each of ``n`` devices is counted as sending ``2 (n - 1) / n`` of the array, which is the
+        least that an all-reduce needs.
         """
         return 2 * (self.replicas - 1) / self.replicas * self.bytes / self.seconds
 

@@ -67,7 +67,7 @@ class Monitor:
         threading.Thread(target=self._wait, name="kerasdist-monitor", daemon=True).start()
 
     def disarm(self) -> None:
-        """Leaves it to the main thread to report the failure; the monitor ends nothing any more."""
+        """Stops the monitor's thread, which would end this process after the job has failed."""
         self._disarmed.set()
 
     def end(self, failure: JobError) -> None:

@@ -25,7 +25,7 @@ HEADER_BYTES = 4
 MAX_BYTES = 64 * 1024 * 1024
 """The most bytes that all values in one exchange may have together; equal values count once.
 
-The facts about a large model take a few 100 KB.
+The facts about a large model take a few hundred KB.
 """
 
 # What workers get from an exchange. `ALL`: all workers get all values. `FOR_CHIEF`: only the chief
@@ -109,7 +109,7 @@ class Timeouts:
 
     Attributes:
         join: The time in which all workers must join at the start.
-        heartbeat: The longest time without a sign of life of a worker.
+        heartbeat: The longest time in which a worker, or the chief, may send no message.
         meeting: The longest wait for the other workers at a point that all must reach: an exchange,
             the next step, or the end of the script. A framework's collectives have the same limit.
     """
@@ -120,7 +120,7 @@ class Timeouts:
 
     @property
     def beat(self) -> float:
-        """Seconds from one sign of life to the next."""
+        """Seconds from one heartbeat to the next."""
         return min(1.0, self.heartbeat / 4)
 
     @classmethod
