@@ -309,7 +309,7 @@ def _notes(scaling: Scaling) -> list[str]:
 
 
 def described(scaling: Scaling) -> str:
-    """Returns the benchmark as JSON; sizes in bytes, times in seconds."""
+    """Returns the benchmark as JSON. Sizes are in bytes, and times in seconds."""
     rows = [
         {
             **row.measured,

@@ -19,7 +19,7 @@ _CPU, _ACCELERATOR = (512, 4), (4096, 8)
 
 
 def run_on_own_cores(size: int, command: list[str]) -> NoReturn:
-    """Replaces this process by a command that runs on `size` cores of this worker's own."""
+    """Replaces this process by a command on `size` cores, which no other worker uses."""
     first = int(os.environ[LOCAL_RANK]) * size
     cores = sorted(os.sched_getaffinity(0))[first : first + size]
     os.sched_setaffinity(0, cores)

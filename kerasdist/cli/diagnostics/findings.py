@@ -60,7 +60,7 @@ def as_dicts(findings: Iterable[Finding]) -> list[dict[str, str]]:
 
 
 def of_dicts(given: Iterable[dict[str, Any]], where: str) -> list[Finding]:
-    """Returns the findings in dicts that `as_dicts` made in another process, with this `where`."""
+    """Returns the findings that another process has sent as dicts, and sets their `where`."""
     return [Finding(**{**one, "where": where}) for one in given]
 
 

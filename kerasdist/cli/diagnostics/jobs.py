@@ -46,8 +46,8 @@ def has_accelerator() -> bool:
 def cpu_variables(hosts: str | None, devices_per_worker: int | None = None) -> dict[str, str]:
     """Returns environment variables that make the workers of a job compute on CPUs.
 
-    The result is empty if the job may use accelerators: those of this machine, or of `hosts`. A
-    number of devices per worker is a number of CPU devices, so with it the result is never empty.
+    The result is empty if the job may use accelerators: those of this machine, or of `hosts`. It is
+    never empty if `devices_per_worker` is given, because that is a number of CPU devices.
     """
     if devices_per_worker is None and (hosts or has_accelerator()):
         return {}

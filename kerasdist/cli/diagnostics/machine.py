@@ -164,7 +164,10 @@ def _backend() -> Iterator[Finding]:
 
 
 def _is_built_for_cpus(backend: str) -> bool:
-    """Returns whether TensorFlow or PyTorch was built for CPUs alone; JAX has no such package."""
+    """Returns whether TensorFlow or PyTorch was built for CPUs alone.
+
+    The result is False for JAX, whose single build gets GPUs from plugins.
+    """
     if backend == "torch":
         return (version_of("torch") or "").endswith("+cpu")
     has_both = version_of("tensorflow-cpu") and version_of("tensorflow")

@@ -97,7 +97,7 @@ class Board:
 
     @contextlib.contextmanager
     def in_file(self, folder: Path) -> Generator[None]:
-        """Writes the state once a second while the context is open, and when it closes."""
+        """Writes a file with the state once a second while the context is open, and at its end."""
         is_over = threading.Event()
 
         def write() -> None:
@@ -140,7 +140,8 @@ def is_possible() -> bool:
 def shown(board: Board) -> Live:
     """Returns a context that shows a board's state while it is open; the last state stays visible.
 
-    Meanwhile, what is written to a terminal by `sys.stdout` and `sys.stderr` goes above the table.
+    While it is open, text that is written to `sys.stdout` or `sys.stderr` goes above the table, if
+    that stream is a terminal.
     """
     # With `--live on` the table is drawn even if standard output is no terminal. For this case
     # `force_terminal` is set.
@@ -163,8 +164,8 @@ def view(state: State, *, rows: int) -> RenderableType:
 
     Args:
         state: The board's state.
-        rows: The largest number of workers to show. Of more workers the first ones are shown, and
-            the slowest if it is much slower than the others.
+        rows: The largest number of workers to show. If there are more, the first ones are shown,
+            and also the slowest one if it is much slower than the others.
     """
     workers: list[State] = state["workers"]
     slowest: State = state["slowest"] or {}

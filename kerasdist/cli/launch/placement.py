@@ -191,6 +191,6 @@ def counted(spec: JobSpec) -> JobSpec:
 
 
 def with_workers(spec: JobSpec, count: int) -> JobSpec:
-    """Returns a job of `count` workers, which together may form a `MirroredStrategy`."""
+    """Returns the job with `count` workers, all of which one `MirroredStrategy` may use."""
     told = {MIRRORED: EACH_ITS_OWN} if count > 1 else {}
     return replace(spec, workers=count, environment={**told, **spec.environment})

@@ -25,7 +25,8 @@ from kerasdist.job.launcher import MEMORY
 def of_attempt(result: AttemptResult, spec: JobSpec, number: int) -> str:
     """Returns the message after an attempt.
 
-    After a success the message is empty, except for a warning if no worker has joined the job.
+    If all workers succeed without a signal, the message is empty, or warns that none of several
+    workers has joined the job.
     """
     total = len(result.endings)
     lines: list[str] = []
@@ -68,7 +69,7 @@ def of_attempt(result: AttemptResult, spec: JobSpec, number: int) -> str:
 
 
 def of_start(spec: JobSpec, slots: Sequence[Slot]) -> str:
-    """Returns the launcher's first line: how many workers, where, and on which backend."""
+    """Returns the launcher's first message: how many workers, where, and on which backend."""
     backend = backend_choice(spec.variables)
     sizes = Counter(slot.host for slot in slots)
     workers = plural(len(slots), "worker")
@@ -117,7 +118,8 @@ def of_dry_run(spec: JobSpec) -> str:
         where = "on this machine" if slot.host is None else f"on {slot.host}, by ssh"
         lines = [f"worker {slot.rank}/{len(slots)} {where}"]
         lines.append(f"cd {shlex.quote(str(Path.cwd()))}")
-        # The launcher's variables; those with random values, or secret ones, are hidden.
+        # These are the variables that the launcher gives to the worker. Values that are random or
+        # secret are hidden.
         variables = start.supervised(spec, slot, own)[0]["variables"]
         variables |= {name: "<hidden>" for name in _HIDDEN if name in variables}
         lines += [f"{name}={text}" for name, text in sorted(variables.items())]

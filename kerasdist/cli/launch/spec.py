@@ -47,8 +47,9 @@ class JobSpec:
         profile: The steps that every worker profiles; None for no profile.
         stop_seconds: How long workers have from SIGTERM to SIGKILL.
         environment: Additional variables for the workers, which workers on other machines get too.
-        join_port: The port on which the launcher listens for machines that join, until there are
-            `workers` workers. 0: any free port. None: no machine can join. Joining needs a secret.
+        join_port: The port on which the launcher listens for machines that join. 0: any free port.
+            None: no machine can join. The job never has more than `workers` workers. Joining needs
+            a secret.
         run_id: A name that all attempts of this job have, and no other job has.
     """
 

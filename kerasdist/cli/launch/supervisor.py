@@ -75,7 +75,7 @@ class Orders(TypedDict):
 
     Attributes:
         command: The worker's command.
-        variables: Environment variables of the worker that the supervisor itself does not have.
+        variables: Environment variables of the worker, in addition to those of the supervisor.
         seconds_to_stop: How long the worker has from SIGTERM to SIGKILL.
         heartbeat: How many seconds the worker may be stopped by SIGSTOP, as in
             `kerasdist.job.protocol.Timeouts`.
@@ -105,7 +105,7 @@ class Order(TypedDict):
 
     Attributes:
         environment: The worker's environment variables.
-        files: The names of the variables whose values are numbers of open files.
+        files: The names of those variables whose values are numbers of open files.
     """
 
     environment: dict[str, str]
@@ -190,8 +190,8 @@ def listen(orders: IO[bytes], worker: Worker, grace: float) -> NoReturn:
 def end_if_stopped(worker: Worker, heartbeat: float) -> None:
     """Ends a worker that stays stopped by SIGSTOP while this process runs; works only on Linux.
 
-    The worker may be stopped for `heartbeat` seconds and two more beats, so that the other workers
-    can report it as lost first.
+    The worker may be stopped for `heartbeat` seconds and two more checks of its state, so that the
+    other workers can report it as lost first.
     """
     beat = min(1.0, heartbeat / 4)
     left = limit = heartbeat + 2 * beat

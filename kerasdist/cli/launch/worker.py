@@ -32,7 +32,7 @@ _LONGEST_LINE = 1 << 16
 _REPORT = re.compile(re.escape(supervisor.MARK) + rb"(.*)\n")
 
 REDRAW_SECONDS = 10.0
-"""A line that is redrawn, such as a progress bar, is shown at most once in so many seconds."""
+"""A line that is redrawn, such as a progress bar, is shown at most once in this many seconds."""
 
 
 @final
@@ -80,8 +80,8 @@ class Pump:
         prefix: The text before each line on the screen.
         rank: The worker's number.
         log: The file for the lines, without a buffer; None for the screen.
-        told: A function that gets the worker's reports, which are lines of the output between the
-            other lines; None if there are no reports.
+        told: A function that gets the worker's reports; None if there are none. In the output, a
+            report is a line after `supervisor.MARK`.
     """
 
     screen: Screen
@@ -132,7 +132,7 @@ class Pump:
     def _without_reports(self, chunk: bytes) -> tuple[bytes, bytes]:
         """Passes the reports in a chunk to `told`.
 
-        Returns the other bytes, and the beginning of a report that the chunk cuts off.
+        Returns the other bytes, and the beginning of a report whose end is not in this chunk.
         """
         assert self.told is not None
         for report in _REPORT.findall(chunk):
@@ -199,8 +199,8 @@ class Start:
         log: The file for the worker's output; None for the screen.
         told: A function that is called with each report in the output; None if there are no
             reports.
-        connection: If the worker's machine has joined the job, the connection to that machine,
-            which the process of `command` inherits.
+        connection: The connection to the worker's machine if it has joined by ``kerasdist join``;
+            otherwise None. The process of `command` inherits the connection.
     """
 
     rank: int
@@ -213,7 +213,7 @@ class Start:
 
 
 class Held(Protocol):
-    """The methods of a worker that an `Attempt` calls; kerasdist-ray's workers have them too."""
+    """The methods of a worker that an `Attempt` calls; `kerasdist_ray` has such workers, too."""
 
     @property
     def rank(self) -> int:
@@ -237,7 +237,7 @@ class Held(Protocol):
         """Ends the worker at once."""
 
     def kill_supervisor(self) -> None:
-        """Ends the worker's supervisor, if the supervisor did not end the worker."""
+        """Ends the worker's supervisor. Called if the worker still runs after `kill`."""
 
     def ending(self, deadline: float) -> WorkerExit:
         """Returns how the worker has ended; waits for its output until `deadline`."""
@@ -303,16 +303,17 @@ class Worker:
         self.stop(signal.SIGKILL)
 
     def let_go(self) -> None:
-        """Closes the supervisor's input in this process.
+        """Closes this process's end of the pipe that is the supervisor's input.
 
-        When no process has the other end of the input open, the supervisor ends the worker.
+        A fork of this process must do so too: the supervisor ends the worker only when no process
+        has this end open.
         """
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
 
     def kill_supervisor(self) -> None:
-        """Kills a supervisor, or the ssh to it, that does not answer; its worker then ends, too."""
+        """Kills the supervisor, or the ssh process that leads to it. Then the worker ends, too."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
 

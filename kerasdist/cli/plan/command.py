@@ -137,7 +137,7 @@ def plan(
 
 
 def _name_of(sharding: object) -> str | None:
-    """Returns a text for the value of a strategy's argument `sharding`."""
+    """Returns the name of a value of `sharding`, such as ``"full"`` or ``"LayoutMap"``."""
     if sharding is None:
         return None
     return sharding.state if isinstance(sharding, Sharding) else type(sharding).__name__

@@ -1,11 +1,11 @@
-"""Computes the traffic and the memory of `sharding="full"` on PyTorch, by groups of weights.
+"""Computes how much `sharding="full"` on PyTorch sends over the network and keeps in memory.
 
 On JAX, XLA decides when weights are gathered, so a plan reads the gathers from the compiled
-program. On PyTorch, the gathers follow from the model's layers (ADR 62): a group has the weights of
-one layer, or of several small layers. Each group is gathered in the forward pass. Each group is
-gathered again in the backward pass, except the last group, whose weights are still in memory. The
-gradients of a group are summed by one collective. While one group computes, the next group is being
-gathered.
+program. On PyTorch, weights are gathered in groups, which follow from the model's layers (ADR 62).
+A group has the weights of one layer, or of several small layers. Each group is gathered in the
+forward pass, and again in the backward pass, except the last group, whose weights are still in
+memory. The gradients of a group are summed by one collective. While one group computes, the next
+group is being gathered.
 """
 
 from __future__ import annotations

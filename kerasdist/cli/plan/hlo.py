@@ -18,16 +18,17 @@ _GROUPS = re.compile(r"replica_groups=(?:\[(\d+),(\d+)\]|\{\{([\d,]*)\})")
 # groups of devices along axes of a mesh
 _MESH_GROUPS = re.compile(r"replica_groups=mesh\[([^\]]*)\] ?\{([^}]*)\}")
 _MESH_AXIS = re.compile(r"'(\w+)'=(\d+)")
-# an axis of a mesh; if the group is along a part of that axis, also the part's number of devices
+# an axis of a mesh; if a group covers only a part of it, also how many devices that part has
 _GROUP_AXIS = re.compile(r"'(\w+)'(?::\(\d+\)(\d+))?")
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 _NO_ESTIMATE = 2**63 - 1  # libtpu writes this if it has no estimate
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
-# a computation that an instruction runs, and its role
+# the role of a computation that an instruction runs, such as `body`, and the computation's name
 _CALLED = re.compile(r"(to_apply|(?:true|false)_computation|calls|body|condition)=%?([\w.-]+)")
-# libtpu fuses an all-reduce with the slice that each device keeps (`_SUMS_PARTS`), which together
-# are a reduce-scatter. libtpu also fuses a collective with other work. Such a collective runs from
-# a fusion whose name begins with `_STARTS` to a fusion whose name begins with `_ENDS`.
+# libtpu fuses an all-reduce with the operation that keeps only a slice of the sum on each device.
+# The fused computation, whose name begins with `_SUMS_PARTS`, does the work of a reduce-scatter.
+# libtpu also fuses a collective with other work. Such a collective runs from a fusion whose name
+# begins with `_STARTS` to a fusion whose name begins with `_ENDS`.
 _SUMS_PARTS = "all-reduce-scatter"
 _STARTS, _ENDS = "async-collective-start", "async-collective-done"
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
@@ -75,7 +76,7 @@ class _Instruction:
 
     @property
     def called(self) -> dict[str, str]:
-        """The computations that the instruction runs, by role."""
+        """The names of the computations that the instruction runs, by role, such as ``"body"``."""
         return dict(_CALLED.findall(self.rest))
 
     @property
@@ -86,7 +87,7 @@ class _Instruction:
 
 
 _Program = dict[str, list[_Instruction]]
-"""The instructions of each computation."""
+"""The instructions of each computation, by the computation's name."""
 
 
 def _read(text: str) -> tuple[_Program, list[_Instruction]]:
@@ -170,9 +171,9 @@ def device_work(text: str) -> tuple[float, float]:
     """Returns the work of one device in a compiled program, besides collectives.
 
     The first number is the bytes that move between the chip and its memory: each kernel reads its
-    operands and writes its results once, except those in on-chip memory. The second number is the
-    clock cycles of all instructions by XLA's estimate, or 0 if there is no estimate. The body of a
-    loop counts as often as the loop runs.
+    operands and writes its results once. Operands and results in on-chip memory do not count. The
+    second number is the clock cycles of all instructions by XLA's estimate, or 0 if there is no
+    estimate. The body of a loop counts as often as the loop runs.
 
     Args:
         text: The program, as for `collectives`.

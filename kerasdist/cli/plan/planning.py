@@ -242,9 +242,9 @@ class Subject:
 
     Attributes:
         script: The file, or ``module:function``.
-        strategy: The strategy that the model was made under, None if there was none.
+        strategy: The name of the strategy that the model was made under; None if there was none.
         parameters: How many numbers the model's variables hold.
-        examples: How many examples the script's data have, None if not known.
+        examples: How many examples the script's data have; None if that is not known.
         sharding: What the replicas shard: ``"optimizer"``, ``"full"``, ``"auto"`` or
             ``"LayoutMap"``; None if they shard nothing.
         groups: The groups in which PyTorch's workers gather weights; None if they do not gather.
@@ -263,7 +263,7 @@ class Subject:
 @final
 @dataclass(frozen=True)
 class LargestBatch:
-    """The largest number of examples on a device that fits, found by compilation.
+    """The largest number of examples per device for which the step fits the memory.
 
     Attributes:
         examples: The number of examples.
@@ -358,7 +358,8 @@ def make_plan(
 def _smallest_group(target: Target) -> Target:
     """Returns a small target of several devices: 2 GPUs, or 8 TPUs.
 
-    Four TPUs would be too few: libtpu 0.0.52 crashes for sums on v5p:1x2x2.
+    Four TPUs would be too few: libtpu 0.0.52 crashes when it compiles sums of gradients for
+    v5p:1x2x2.
     """
     return group_of(target.chip, 8 if target.chip.platform == "tpu" else 2)
 

@@ -14,7 +14,7 @@ from kerasdist.cli.plan.hlo import Collective
 from kerasdist.cli.plan.planning import LargestBatch, Plan, StepTime, Subject
 from kerasdist.core.sharding import scaled, size
 
-_ROWS = 12  # rows of the table of variables
+_ROWS = 12  # the table of variables has at most this many rows
 _LIMITS = {
     "compute": "the matrix units",
     "memory": "the rate of the memory",
@@ -84,7 +84,7 @@ def _largest(found: LargestBatch, subject: Subject) -> str:
             "memory is not full."
         )
     room = ""
-    if found.room:  # shown with two digits, because the estimate is far beyond what was compiled
+    if found.room:  # with two digits, because no batch of this size was compiled
         room = f", where the memory would hold about {float(f'{found.room:.2g}'):,.0f}"
     return (
         f"{found.examples:,} examples a device fit{room}; no more were tried, since the script has "
@@ -151,7 +151,7 @@ def _show_scaling(plan: Plan, console: Console) -> None:
 
 
 def as_json(plan: Plan) -> str:
-    """Returns a plan as JSON; sizes in bytes, times in seconds."""
+    """Returns a plan as JSON. Sizes are in bytes, and times in seconds."""
     compiled, largest, target = plan.compiled, plan.largest_batch, plan.target
     layout = plan.subject.layout
     facts: dict[str, object] = {
@@ -198,7 +198,7 @@ def _throughput(step: StepTime, plan: Plan) -> float:
 
 
 def plot(plan: Plan, path: Path) -> None:
-    """Draws the efficiency over the number of devices; texts at the points give the throughput."""
+    """Draws the efficiency against the number of devices, with the throughput at each point."""
     counts = [each.devices for each in plan.scaling]
     ours = [each.efficiency for each in plan.scaling]
     worst = [each.efficiency_without_overlap for each in plan.scaling]

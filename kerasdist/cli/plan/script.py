@@ -72,15 +72,16 @@ def first_step(script: str, arguments: Sequence[str], backend: Backend) -> First
         script: A file, or ``module:function``. The function must return a compiled model and a
             global batch in the form for `train_on_batch`.
         arguments: The script's arguments.
-        backend: The kerasdist backend that the script uses instead of the one for Keras's backend.
+        backend: The kerasdist backend that the script uses. It replaces the backend that kerasdist
+            would choose by Keras's backend.
 
     Raises:
         InputError: If the script makes no training step.
     """
     silent = redirect_stdout(sys.stderr)
     with registry.used(backend), shapes.of_large_variables(), silent, ExitStack() as stack:
-        # `keras.Model` inherits these methods. So they are in use again as soon as the attributes
-        # that are set here are deleted.
+        # `keras.Model` does not define these methods itself, but inherits them. So Keras's methods
+        # are back as soon as the attributes that are set here are deleted.
         for name in _METHODS:
             setattr(keras.Model, name, _until_first_step(name))
             stack.callback(delattr, keras.Model, name)
@@ -147,7 +148,7 @@ def _until_first_step(name: str) -> Any:
 
 
 def _examples_in(given: Mapping[str, Any]) -> int | None:
-    """Returns how many examples `fit` trains on, if its arguments are arrays."""
+    """Returns how many examples `fit` trains on; None if `x` does not consist of arrays."""
     leaves: list[Any] = keras.tree.flatten(given.get("x"))
     shapes: list[tuple[int, ...]] = [getattr(one, "shape", ()) for one in leaves]
     if not shapes or not all(shapes):
@@ -183,7 +184,7 @@ _NEEDED = re.compile(r"Used ([\d.]+)([KMGT]?) of")
 
 
 def sharding_of(model: keras.Model) -> Any:
-    """Returns the argument `sharding` of the strategy under which a model was made."""
+    """Returns the `sharding` of a model's strategy, or that of ``--sharding`` if it is given."""
     layout = _layout_of(model)
     return None if layout is None else layout.sharding
 
@@ -198,8 +199,8 @@ def described(step: FirstStep) -> ModelLayout:
     try:
         found = ModelLayout(model)
         if layout is not None and layout.rule is not None:
-            # A LayoutMap may have keys for several models, so the variables of all models of the
-            # strategy are given to it.
+            # A key of a LayoutMap that matches no variable is an error. The map may have keys for
+            # several models, so it first sees the variables of all models of the strategy.
             layout.of_variables(step.variables)
             layout.rule.require_useful([*model.variables, *model.optimizer.variables])
     except ValueError as error:

@@ -22,8 +22,8 @@ from kerasdist.core.ownership import VariableTable
 from kerasdist.errors import InputError
 from kerasdist.keras_compat.internals import INITIALIZE, INITIALIZE_LATER, INITIALIZER
 
-# Smaller variables, such as counters and seeds, have values, because code that builds a model reads
-# these values.
+# A variable of fewer bytes, such as a counter or a seed, has a value, because code that builds a
+# model reads such values.
 _SMALL_BYTES = 2**20
 # The most bytes of initial values that a script may read, for example to quantize weights.
 _READ_BYTES = 2**31

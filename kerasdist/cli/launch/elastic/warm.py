@@ -1,10 +1,10 @@
 """Warm processes: each has imported what workers import, and forks the workers of later restarts.
 
-From the first backup of an elastic job on, each host has one warm process. A warm process imports
-the frameworks, but must not open a GPU or another accelerator; if an import does so, the warm
-process ends. A supervisor finds the warm process by the name of a socket
-(`kerasdist.cli.launch.supervisor.Forked`). If a worker cannot be forked, its supervisor starts a
-new process instead.
+From the first backup of an elastic job on, each host has one warm process. Only machines that have
+joined the job (`joining.py`) have none. A warm process imports the frameworks, but must not open a
+GPU or another accelerator; if an import does so, the warm process ends. A supervisor finds the warm
+process by the name of a socket (`kerasdist.cli.launch.supervisor.Forked`). If a worker cannot be
+forked, its supervisor starts a new process instead.
 
 Environment variables that frameworks read when they are imported must have the same values in the
 warm process and in the worker. So a worker is forked only if its environment equals the environment
@@ -40,7 +40,8 @@ from kerasdist.job.launcher import JOINED_FILE
 
 # Variables with these prefixes differ between workers, but no import reads them.
 _OF_EACH = ("KERASDIST_", "SSH_")
-_GPUS = "_VISIBLE_DEVICES"  # the end of the names of further such variables
+# The names of other such variables end with this, for example CUDA_VISIBLE_DEVICES.
+_GPUS = "_VISIBLE_DEVICES"
 # Libraries read variables with these prefixes when they are imported.
 _READ = (
     *(b"KERAS", b"JAX_", b"XLA_", b"TF", b"TORCH", b"PYTORCH_", b"OMP_", b"KMP_", b"GOMP_"),
@@ -67,7 +68,7 @@ class WarmProcesses:
         self._running: dict[str | None, Worker] = {}
 
     def name(self, slot: Slot) -> str:
-        """Returns the name of the socket of a slot's warm process; "" if it can have none."""
+        """Returns the name of the socket of a slot's warm process; "" if the slot has none."""
         _, script, *_ = *self._spec.command, ""
         is_script = script == "-m" or script.endswith(".py")
         is_elastic = self._spec.min_workers is not None and slot.connection is None
