@@ -109,7 +109,7 @@ def _examples(source: Any) -> Iterator[tuple[Any, ...]]:
 class WrappedAdapter(keras_compat.DataAdapter):
     """A base class of adapters that wrap an inner adapter, and have the inner one's properties.
 
-    A subclass changes the batches that Python code reads by overriding `begun`.
+    A subclass overrides `begun` to change the batches that Python code reads.
     """
 
     # kerasdist itself places batches on devices. Without this attribute, Keras 3.12 on JAX would

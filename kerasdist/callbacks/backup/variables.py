@@ -192,7 +192,7 @@ def all_variables_of(model: keras.Model) -> list[keras.Variable]:
 
 
 def optimized_by(model: keras.Model, variables: Sequence[keras.Variable]) -> list[list[int] | None]:
-    """Returns, for each optimizer, the numbers of the variables that it was built for.
+    """Returns, for each optimizer, the indices in `variables` of the variables it was built for.
 
     The entry is None if the optimizer is not built, or was built for a variable that `variables`
     does not contain.
