@@ -278,7 +278,7 @@ def _times_of_worker(figures: Figures) -> dict[str, float | None]:
 
 
 def _curves(told: dict[str, Any]) -> dict[str, float]:
-    """Returns the values for TensorBoard's curves."""
+    """Returns the values for TensorBoard's curves, from the entries of a JSON line."""
     curves = {
         "samples_per_s": told["samples_per_s"],
         "mfu": told["mfu"],
@@ -411,7 +411,7 @@ class Bench(keras.callbacks.Callback):
         """Prints the measurements on the chief. All workers must call this method."""
         model = keras_compat.model_of(self)
         trainer = trainer_of(model)
-        assert trainer is not None  # models without a trainer are not measured
+        assert trainer is not None  # only models made in a strategy's scope are measured
         strategy, replicas = trainer.strategy, trainer.replicas
         counted = self._epochs[1:] or self._epochs  # the first epoch includes compilation
         parameters = sum(math.prod(one.shape) for one in model.trainable_variables)
@@ -453,7 +453,7 @@ def all_reduce(strategy: Strategy, count: int) -> AllReduce:
     ones = np.ones(count, "float32")
     value = strategy.experimental_distribute_values_from_function(lambda _: ones)
     seconds: list[float] = []
-    for _ in range(2 + _TRIES):  # the first calls trace and compile
+    for _ in range(2 + _TRIES):  # the first two calls may compile, and do not count
         began = time.perf_counter()
         for part in strategy.experimental_local_results(step(value)):
             ops.convert_to_numpy(part[:1])  # this waits for a value that is still being computed

@@ -273,7 +273,7 @@ class WorkerBatches(keras_compat.DataAdapter):
 
 
 def no_batch(job: Job, rank: int) -> InputError:
-    """Returns the error for a worker that has no batch to show the types and shapes."""
+    """Returns the error for a worker without a batch that shows the arrays' types and shapes."""
     return InputError(
         f"{job.who} Expected at least one batch on every worker. Received: a dataset without a "
         f"batch on worker {rank}. Give each worker at least one batch."

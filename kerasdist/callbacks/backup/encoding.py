@@ -62,7 +62,7 @@ Form = Any
 """A value as a backup stores it: JSON, and arrays."""
 
 SKIPPED = {_TAG: "skipped"}
-"""The form of a value that a backup does not contain: it is not needed, or cannot be saved."""
+"""The form of a value that a backup leaves out, because it is not needed or cannot be saved."""
 
 GONE = {_TAG: "gone"}
 """The form of an attribute that existed when `fit` began, and that was then deleted."""
@@ -153,7 +153,10 @@ class Encoder:
         return self._object(value, where, depth)
 
     def _keep_form(self, value: object, where: str, form: Form) -> Form:
-        """Records a value and its form; marks the form as new if `fit` began without the value."""
+        """Records a value and its form.
+
+        If the value did not exist when `fit` began, its form is marked as new.
+        """
         one = where, id(value)
         self.filled.add(one)
         self._seen[id(value)] = value, form, where, self._attribute
@@ -421,7 +424,7 @@ _CONTAINERS: dict[str, Any] = {
 }
 
 
-# Types of values that are filled in place.
+# Types of values that are filled in place when a backup is restored.
 _FILLED = (list, dict, set, collections.deque, np.ndarray)
 _MUTABLE = (*_FILLED, bytearray, np.random.Generator, np.random.RandomState, random.Random)
 

@@ -252,7 +252,7 @@ class Position:
             if facts.calls_python or (facts.draws if self._continues else facts.is_cached):
                 if not facts.is_cached and not self._continues:
                     self._pass_epochs = partial(keras_compat.begin_often, source)
-                return  # no places: after a restart, the source is read from its beginning
+                return  # no places are saved: a restarted run reads from the beginning
             self._read_by_python = not keras_compat.is_native_dataset(source)
             self._draws = facts.draws
         elif batches is not None:
@@ -454,7 +454,7 @@ class Position:
             random_states.put_back(random)
 
     def _since(self, begin: _Begin, random: Mapping[str, object] | None) -> _Begin:
-        """Returns the state before an iteration that Keras began as the previous epoch ended."""
+        """Returns the state before an iteration that Keras began when the previous epoch ended."""
         if self._ends_later:
             return self._now(random)
         # Keras draws the order of the rows only with the first batch. So the random states of that
