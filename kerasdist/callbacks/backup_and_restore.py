@@ -85,7 +85,7 @@ class BackupAndRestore(Callback):
     Example::
 
         backup = kd.callbacks.BackupAndRestore("backups")
-        model.fit(x, y, epochs=2, callbacks=[backup])  # started again, it continues
+        model.fit(x, y, epochs=2, callbacks=[backup])  # continues if the script is restarted
 
     Source: ``keras.callbacks.BackupAndRestore``.
     """
@@ -232,7 +232,9 @@ class BackupAndRestore(Callback):
         self._call = {**call, "forms": forms_of(variables_of(model))}
         stored = self._files.newest(self._call)
         facts = None
-        if stored is not None:  # the chief has already compared the facts in `self._call`
+        # `newest` has compared the facts in `self._call` with those of the backup, on the chief.
+        # Only the other facts are still needed.
+        if stored is not None:
             there = stored.chiefs.facts.items()
             facts = {name: one for name, one in there if name not in self._call}
         told = self._files.number, self._files.refusal, self._files.of_this_call, facts
@@ -268,7 +270,10 @@ class BackupAndRestore(Callback):
 
     @contextlib.contextmanager
     def _restoring(self) -> Iterator[None]:
-        """Raises BackupError, with the number of the backup, for any error in the block."""
+        """Turns errors in the `with` block into a BackupError with the number of the backup.
+
+        Errors of kerasdist itself are raised unchanged.
+        """
         try:
             yield
         except KerasdistError:
@@ -285,7 +290,10 @@ class BackupAndRestore(Callback):
         release_folder(self.backup_dir)
 
     def _take_weights(self, stored: StoredVariables | None, there: Sequence[Sequence[Any]]) -> None:
-        """Loads the weights of another call's backup. All workers must call this method."""
+        """Loads only the weights, from a backup of another call of `fit` (``resume="weights"``).
+
+        All workers must call this method.
+        """
         model: Any = self.model
         here = numbers_of_weights(model, variables_of(model))
         if [form for _, *form in there] != [form for _, *form in here]:
@@ -318,7 +326,11 @@ class BackupAndRestore(Callback):
             self._position.go_to(facts["position"], within=False)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, object] | None = None) -> None:
-        """If the backup was made within this epoch, restores what is left to restore."""
+        """If the backup was made within this epoch, restores what could not be restored before.
+
+        This includes the position in the data, and the values that Keras resets when an epoch
+        begins, such as sums of metrics.
+        """
         self._epoch, self._skipped = epoch, 0
         if self._resumed is not None:
             with self._restoring():
@@ -502,7 +514,8 @@ class BackupAndRestore(Callback):
         self._position.restore_random_states(facts["random"])
         job = current_job()
         rank = 0 if job is None else job.rank
-        # If the saved job had no worker of this rank, there are no states to restore.
+        # If the job that saved the backup had no worker of this rank, there are no states for this
+        # worker's GPUs.
         for states in facts["random of gpus"][rank : rank + 1]:
             random_states.put_back_gpus(states)
 

@@ -21,8 +21,9 @@ class DelegatingCallback(keras.callbacks.Callback):
         self._is_heard = heard
         if heard:
             for name in _EVENTS:
-                # Keras does not call a method that a callback inherits from the base class. So that
-                # Keras recognizes such methods, the inner callback's methods are set unchanged.
+                # Keras runs callbacks in another thread only if they inherit their methods for
+                # batches from the base class, which Keras sees by a mark on these methods. So the
+                # inner callback's methods are set here unchanged, with this mark.
                 setattr(self, name, getattr(inner, name))
 
     def set_params(self, params: object) -> None:

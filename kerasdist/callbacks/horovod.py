@@ -17,7 +17,7 @@ from kerasdist.keras_compat import ops
 
 @final
 class BroadcastGlobalVariables(keras.callbacks.Callback):
-    """Gives every worker the chief's variables of the model and the optimizer when `fit` begins.
+    """Copies the chief's weights and optimizer state to all other workers when `fit` begins.
 
     New variables are equal on all workers even without this callback. Use this callback for
     variables that changed afterwards on the chief only, such as weights that only the chief has
@@ -106,11 +106,11 @@ class MetricsReduction(keras.callbacks.Callback):
 
         Args:
             reductions: For the name of each log, how to reduce the log: ``"mean"``, ``"sum"``,
-                ``"min"``, ``"max"``, or ``"chief"``, which takes the chief's value. All other logs
-                are averaged.
+                ``"min"``, ``"max"``, or ``"chief"``, which takes the chief's value. Logs that are
+                not named here are averaged.
 
         Raises:
-            ValueError: If a reduction has another name.
+            ValueError: If a reduction is none of these five.
         """
         super().__init__()
         self._reductions = dict(reductions or {})

@@ -1,7 +1,8 @@
 """Prepares callbacks for `fit` on many workers: those that write files run only on the chief.
 
 On every worker the logs are computed from the global batch, so callbacks that decide by the logs
-decide equally. Workers vote on ``stop_training``, which a single worker may set.
+make the same decisions on all workers. But a single worker may set ``stop_training``, so the
+workers vote on it.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ from kerasdist.job import launcher
 from kerasdist.job.job import Job
 from kerasdist.keras_compat import internals
 
-# Callbacks that change how a model is trained, so that all workers must have the same ones.
+# Callbacks that change how a model is trained. If one worker has such a callback, all workers must
+# have it.
 CHANGE_TRAINING = (
     keras.callbacks.EarlyStopping,
     keras.callbacks.LearningRateScheduler,
@@ -86,7 +88,10 @@ def prepare(given: dict[str, Any], replicas: ReplicaSet) -> None:
 
 
 def positions_of(given: Mapping[str, Any]) -> tuple[Position | None, Position | None]:
-    """Returns the positions in training and validation data; None if no callback saves backups."""
+    """Returns two objects that follow how far `fit` has read the training and validation data.
+
+    Backups contain these positions. If no callback saves backups, both results are None.
+    """
     callbacks = keras_compat.callbacks_of(given["callbacks"])
     backups = [one for one in callbacks if isinstance(one, BackupAndRestore)]
     if not backups:
@@ -180,7 +185,7 @@ def _require_no_read_by_chief_alone(callback: Callback) -> None:
 
 @final
 class _SavesOnChief(DelegatingCallback):
-    """Lets ModelCheckpoint decide on every worker, but write only on the chief."""
+    """Lets ModelCheckpoint decide on every worker whether to save, but write only on the chief."""
 
     def __init__(self, inner: Callback, replicas: ReplicaSet) -> None:
         super().__init__(inner)
@@ -198,7 +203,7 @@ def _replacing(save: Callable[..., None], filepath: Any, *args: object, **kwargs
 
 
 def _aside(save: Callable[..., None], filepath: Any, *args: object, **kwargs: object) -> None:
-    """Saves to a temporary folder, only to take part in the collectives of the chief's save."""
+    """Saves to a temporary folder, because the chief's save needs collectives of all workers."""
     with tempfile.TemporaryDirectory() as folder:
         _replacing(save, Path(folder, Path(filepath).name), *args, **kwargs)
 
@@ -209,7 +214,7 @@ def _not(save: Callable[..., None], filepath: object, *args: object, **kwargs: o
 
 @final
 class _RestoresAll(DelegatingCallback):
-    """Lets Keras's BackupAndRestore act on the chief, and sends restored values to all workers."""
+    """Runs Keras's BackupAndRestore only on the chief; all workers get the restored values."""
 
     def __init__(self, inner: Callback, job: Job) -> None:
         super().__init__(inner, heard=job.is_chief)

@@ -155,7 +155,7 @@ class Offset:
 
 
 def offset_of_clock(job: Job | None) -> Offset:
-    """Measures the offset of this worker's clock. All workers must call this function.
+    """Measures how far this worker's clock is ahead of the chief's. All workers must call this.
 
     If all workers are on one machine, they share a clock. Otherwise they make several exchanges. At
     the end of each exchange, the coordinator sends a message to all workers at once, and each

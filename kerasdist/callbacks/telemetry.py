@@ -41,7 +41,10 @@ if TYPE_CHECKING:
     from kerasdist.api.strategy import Strategy
 
 SCHEMA = 2
-"""The version of the JSON lines' format, raised when a field is added, removed or changed."""
+"""The version number of the format of the JSON lines.
+
+It increases when a field is added, removed or changed.
+"""
 
 _SECONDS = 1.0
 """The seconds of training between two reports to the launcher."""
@@ -101,8 +104,8 @@ class Telemetry(keras.callbacks.Callback):
         """Makes the callback.
 
         Args:
-            log_dir: The folder of the files, which is made if it is missing. New lines are
-                appended.
+            log_dir: The folder of the files, which is made if it is missing. If it already has a
+                file of an earlier run, new lines are appended to this file.
             every: The shortest length of a window, in seconds of training.
             tensorboard: Whether to write a file for TensorBoard; None means only if TensorBoard is
                 installed.
@@ -131,7 +134,7 @@ class Telemetry(keras.callbacks.Callback):
         self._epoch = 0
 
     def measures(self, meter: Meter, replicas: ReplicaSet) -> None:
-        """Stores the meter of a call of `fit`, and its replicas."""
+        """Stores the meter that measures a call of `fit`, and the replicas that train in it."""
         self._meter, self._replicas = meter, replicas
         self._window = meter.window(self._every, self._write_window)
         self._of_epoch = meter.window(math.inf, self._write_window)
@@ -187,7 +190,8 @@ class Telemetry(keras.callbacks.Callback):
         """Closes the files."""
         for file in (self._lines, self._events):
             if file is not None:
-                with contextlib.suppress(OSError):  # if the disk is full, `_write` has warned
+                # Closing fails if the disk is full. `_write` has then already warned.
+                with contextlib.suppress(OSError):
                     file.close()
         self._lines = self._events = self._meter = self._replicas = None
 
@@ -221,13 +225,16 @@ class Telemetry(keras.callbacks.Callback):
 
 
 def flops_of_fit(meter: Meter, model: keras.Model, replicas: ReplicaSet) -> Flops:
-    """Returns the result of `flops_of`; the meter stores it, so that it is computed only once."""
+    """Returns the result of `flops_of`, which is computed only once and then kept in the meter."""
     meter.flops = meter.flops or flops_of(model, replicas)
     return meter.flops
 
 
 def flops_of(model: keras.Model, replicas: ReplicaSet) -> Flops:
-    """Returns a training step's operations for one example, and the peak rate of all devices."""
+    """Returns how many floating-point operations a training step needs for one example.
+
+    The result also has the rate of such operations that all devices together can reach.
+    """
     kind = replicas.device_kind()
     chip = None if kind is None else chip_of(kind)
     if chip is None:
@@ -239,7 +246,9 @@ def flops_of(model: keras.Model, replicas: ReplicaSet) -> Flops:
     try:
         inputs = keras_compat.shapes_of_example(model)
         forward = registry.current().count_flops(model.stateless_call, *shapes, *inputs)
-    except Exception:  # noqa: BLE001  if the model needs values, or its inputs have no fixed shapes
+    # Operations cannot be counted if the model must be called with real arrays, not only with their
+    # shapes, or if its inputs have no fixed shapes.
+    except Exception:  # noqa: BLE001
         return Flops(peak=peak)
     return Flops(None if forward is None else 3 * forward, peak)
 
@@ -262,14 +271,14 @@ def _described(figures: Figures, flops: Flops) -> dict[str, Any]:
 
 
 def _times_of_worker(figures: Figures) -> dict[str, float | None]:
-    """Returns a worker's times per step in milliseconds, in the form for `comparison.slowest`."""
+    """Returns a worker's times per step in milliseconds, as `comparison.slowest` expects them."""
     times = {"step_ms": figures.seconds, "own_ms": figures.own, "data_ms": figures.data}
     steps = max(figures.steps, 1)
     return {name: None if one is None else 1000 * one / steps for name, one in times.items()}
 
 
 def _curves(told: dict[str, Any]) -> dict[str, float]:
-    """Returns the values for TensorBoard's curves."""
+    """Returns the values for TensorBoard's curves, from the entries of a JSON line."""
     curves = {
         "samples_per_s": told["samples_per_s"],
         "mfu": told["mfu"],
@@ -326,7 +335,10 @@ class Progress(keras.callbacks.Callback):
         self._steps_before = 0
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, object] | None = None) -> None:
-        """Reports the number of the epoch; before the first report, counts a step's operations."""
+        """Reports the number of the epoch.
+
+        Before the first report of `fit`, counts the floating-point operations of a training step.
+        """
         self._flops = flops_of_fit(self._meter, keras_compat.model_of(self), self._replicas)
         given = self.params or {}
         self._steps_before = self._meter.steps
@@ -375,9 +387,11 @@ class Progress(keras.callbacks.Callback):
 
 @final
 class Bench(keras.callbacks.Callback):
-    """For `kerasdist bench`, measures epochs of `fit`, and an all-reduce as large as the gradients.
+    """Measures the epochs of `fit`, and the time of an all-reduce, for `kerasdist bench`.
 
-    The callback has no methods for batches: if it had any, each step would wait for its logs.
+    The array of the all-reduce is as large as all gradients together, or 1 MiB if that is more. The
+    callback has no methods for batches: if it had any, Keras would read the logs after each step,
+    and so would wait until the device has computed them.
     """
 
     def __init__(self, meter: Meter) -> None:
@@ -397,7 +411,7 @@ class Bench(keras.callbacks.Callback):
         """Prints the measurements on the chief. All workers must call this method."""
         model = keras_compat.model_of(self)
         trainer = trainer_of(model)
-        assert trainer is not None  # models without a trainer are not measured
+        assert trainer is not None  # only models made in a strategy's scope are measured
         strategy, replicas = trainer.strategy, trainer.replicas
         counted = self._epochs[1:] or self._epochs  # the first epoch includes compilation
         parameters = sum(math.prod(one.shape) for one in model.trainable_variables)
@@ -439,7 +453,7 @@ def all_reduce(strategy: Strategy, count: int) -> AllReduce:
     ones = np.ones(count, "float32")
     value = strategy.experimental_distribute_values_from_function(lambda _: ones)
     seconds: list[float] = []
-    for _ in range(2 + _TRIES):  # the first calls trace and compile
+    for _ in range(2 + _TRIES):  # the first two calls may compile, and do not count
         began = time.perf_counter()
         for part in strategy.experimental_local_results(step(value)):
             ops.convert_to_numpy(part[:1])  # this waits for a value that is still being computed

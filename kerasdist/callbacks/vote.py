@@ -72,7 +72,11 @@ class Vote(Callback):
             self.on_train_batch_begin = self._before_batch
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, object] | None = None) -> None:
-        """Stores the number of the epoch, and which variables are trainable."""
+        """Stores the number of the epoch, and the model's variables.
+
+        If a user-defined callback acts when `fit` or an epoch begins, the workers compare here
+        which variables are trainable.
+        """
         self._epoch = epoch
         self._variables = keras_compat.model_of(self).variables
         if self._compares_first:
@@ -96,7 +100,8 @@ class Vote(Callback):
         model = keras_compat.model_of(self)
         wants, wanted = bool(model.stop_training), self._wanted_to_stop
         self._wanted_to_stop = wants or wanted
-        # Only if needed, because setting a model's attribute takes as long as a small operation.
+        # The attribute is set only if it must change, because setting an attribute of a Keras model
+        # takes as long as a small operation.
         if wants:
             model.stop_training = False
         label = f"end of batch {batch + 1} of epoch {self._epoch + 1}"
@@ -171,10 +176,11 @@ def _acts_on(callback: Callback, events: tuple[str, ...]) -> bool:
 class InSync(Callback):
     """Compares the weights of all workers at the end of each epoch, by checksums.
 
-    The callback also compares the sizes of the batches. If each worker shuffles arrays by itself
-    (`shuffles`), the callback also compares the states of the random generators that determine the
-    order, because code on a single worker may have used these generators. This callback runs after
-    the callbacks that may change weights, and before the callbacks that save backups.
+    The callback also compares the batches and the collectives that each worker has recorded in the
+    epoch. If each worker shuffles arrays by itself (`shuffles`), the callback also compares the
+    states of the random generators that determine the order of the examples, because code on a
+    single worker may have used these generators. This callback runs after the callbacks that may
+    change weights, and before the callbacks that save backups.
     """
 
     def __init__(self, replicas: ReplicaSet, job: Job, *, shuffles: bool = False) -> None:
@@ -184,12 +190,12 @@ class InSync(Callback):
         self._shuffles = shuffles
 
     def on_train_begin(self, logs: dict[str, object] | None = None) -> None:
-        """Forgets the batches of earlier calls of `fit`."""
+        """Starts a new record of the shapes of batches, which is sent to the chief regularly."""
         self._replicas.first_batches.history.clear()
         self._job.report_batches(self._replicas.first_batches.history.report)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, object] | None = None) -> None:
-        """Compares batches and weights. All workers must call this method."""
+        """Compares batches, collectives and weights. All workers must call this method."""
         when = f"the end of epoch {epoch + 1}"
         self._replicas.first_batches.require_equal_since(when)
         self._job.compare_collectives(when)

@@ -54,9 +54,11 @@ class KnownSizes:
 
     @classmethod
     def of(cls, dataset: object, steps: int = 1, batches_a_step: int = 1) -> KnownSizes | None:
-        """Returns the sizes of a worker's steps, None if the dataset does not know its batch sizes.
+        """Returns the sizes of a worker's steps.
 
-        Each batch is divided among `steps` steps, or each step takes `batches_a_step` batches.
+        Each batch is divided among `steps` steps, or each step takes `batches_a_step` batches. The
+        result is None if the dataset is empty or does not know the size of its batches, or if a
+        batch has fewer rows than `steps`.
         """
         found = keras_compat.equal_batches(dataset)
         if found is None or found.count == 0 or found.rows < steps:
@@ -271,7 +273,7 @@ class WorkerBatches(keras_compat.DataAdapter):
 
 
 def no_batch(job: Job, rank: int) -> InputError:
-    """Returns the error for a worker that has no batch to show the types and shapes."""
+    """Returns the error for a worker without a batch that shows the arrays' types and shapes."""
     return InputError(
         f"{job.who} Expected at least one batch on every worker. Received: a dataset without a "
         f"batch on worker {rank}. Give each worker at least one batch."

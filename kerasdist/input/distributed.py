@@ -175,7 +175,10 @@ class DividedDataset(DistributedDataset):
 
 @final
 class ShardedDataset(DistributedDataset):
-    """A dataset of which each worker reads a shard; it divides these batches among its replicas."""
+    """A dataset of which each worker reads a shard.
+
+    A worker divides the batches of its shard among its own replicas.
+    """
 
     source: WorkerBatches
 
@@ -244,7 +247,7 @@ def job_of(strategy: StrategyLike) -> Job | None:
 
 
 def distributed(dataset: object, strategy: StrategyLike, options: InputOptions) -> Any:
-    """Returns a dataset of global batches that are divided among a strategy's replicas."""
+    """Returns a dataset whose batches are divided among a strategy's replicas."""
     if isinstance(dataset, DistributedDataset):
         return dataset
     if options.experimental_replication_mode is InputReplicationMode.PER_REPLICA:

@@ -81,7 +81,7 @@ def _refuse(beside: Mapping[str, Any]) -> None:
 
 @final
 class Rounds:
-    """Batches that are each joined from one batch of every replica in this process."""
+    """Batches for `fit`: each joins one batch of every replica in this process."""
 
     def __init__(self, dataset: GatheredDataset) -> None:
         self._dataset = dataset
@@ -109,7 +109,7 @@ def _examples(source: Any) -> Iterator[tuple[Any, ...]]:
 class WrappedAdapter(keras_compat.DataAdapter):
     """A base class of adapters that wrap an inner adapter, and have the inner one's properties.
 
-    A subclass changes the batches that Python code reads by overriding `begun`.
+    A subclass overrides `begun` to change the batches that Python code reads.
     """
 
     # kerasdist itself places batches on devices. Without this attribute, Keras 3.12 on JAX would
@@ -132,7 +132,10 @@ class WrappedAdapter(keras_compat.DataAdapter):
         return keras_compat.is_array_adapter(WrappedAdapter.innermost(adapter))
 
     def begun(self, make: Callable[[], Iterator[Any]]) -> Iterator[Any]:
-        """Returns an iterator over batches; `make` makes an iterator over the inner batches."""
+        """Returns an iterator over batches.
+
+        `make` returns an iterator over the batches of the inner adapter.
+        """
         return make()
 
     def get_numpy_iterator(self) -> Iterator[Any]:

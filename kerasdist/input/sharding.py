@@ -21,9 +21,11 @@ from kerasdist.errors import InputError
 # `_LEAST` examples per replica are enough to show whether user code computes with several examples
 # together, as a contrastive loss does.
 _LEAST = 2
-# If the replicas have different numbers of examples, the check uses up to `_ENOUGH` examples per
-# replica, because the effects of such differences need more examples to show. All replicas together
-# use at most `_TIMES` times as many examples as the replica with the most examples has.
+# The check runs on about as many examples as the largest replica has. If the replicas have
+# different numbers of examples, it may run on more, because the effects of such differences need
+# more examples to show: up to `_ENOUGH` per replica, but at most `_TIMES` times as many as the
+# largest replica has. With very many replicas, `_LEAST` per replica is more than that, and is used
+# all the same.
 _ENOUGH, _TIMES = 8, 4
 
 
@@ -65,7 +67,8 @@ def trial_sizes(sizes: Sequence[int]) -> tuple[int, ...]:
 
     In the check, a single device also takes the step, with these examples of all replicas. If all
     replicas have the same number of examples, the single device gets about as many examples as one
-    replica has in a step of `fit`, so that the check needs no more memory for activations.
+    replica has in a step of `fit`, so that the check needs no more memory for activations. But it
+    gets at least `_LEAST` examples of each replica that has so many.
 
     Args:
         sizes: How many examples each replica has.
@@ -119,7 +122,11 @@ def lists_weights(sample_weight: Any, y: Any) -> bool:
 
 
 def with_weights_in_rows(batch: Any, stacked: Callable[[Any], Any]) -> Any:
-    """Returns a batch in which `stacked` has turned a list of sample weights into an array."""
+    """Returns a batch with an array in place of a list of sample weights, one number per row.
+
+    The function `stacked` makes this array of the list. A batch without such a list is returned
+    unchanged.
+    """
     if not _is_list(batch) or len(batch) != 3 or not lists_weights(batch[2], batch[1]):
         return batch
     return (batch[0], batch[1], stacked(batch[2]))

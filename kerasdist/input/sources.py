@@ -40,7 +40,9 @@ def batches_of(source: Any) -> Callable[[], Iterator[Any]]:
 
 
 def begin(source: Any) -> Iterator[Any]:
-    """Starts an iteration over a source that is known to have batches, or over a torch sampler.
+    """Starts an iteration over a source whose elements are known to be batches.
+
+    The source may also be a torch sampler, whose elements are indices of examples.
 
     Only ``tf.data`` datasets under TensorFlow yield tensors; all other datasets yield NumPy arrays.
     """
@@ -163,7 +165,7 @@ def samplers_of(loader: Any) -> list[Any]:
 
 
 def tell_epoch(loader: object, epoch: int) -> None:
-    """Sets the epoch in the samplers of a ``DataLoader`` that have an epoch."""
+    """Calls `set_epoch` on those samplers of a ``DataLoader`` that have this method."""
     for sampler in samplers_of(loader):
         if hasattr(sampler, "set_epoch"):  # as `DistributedSampler` has
             sampler.set_epoch(epoch)

@@ -62,7 +62,7 @@ Form = Any
 """A value as a backup stores it: JSON, and arrays."""
 
 SKIPPED = {_TAG: "skipped"}
-"""The form of a value that a backup does not contain: it is not needed, or cannot be saved."""
+"""The form of a value that a backup leaves out, because it is not needed or cannot be saved."""
 
 GONE = {_TAG: "gone"}
 """The form of an attribute that existed when `fit` began, and that was then deleted."""
@@ -74,8 +74,9 @@ class Encoder:
 
     Attributes:
         lost: The type of each value that cannot be saved; the keys are the paths of the values.
-        filled: Each value that a restore can fill in place, as a pair of its path and its id (or
-            its type). A restarted script makes such a value at the same path.
+        filled: The values that can be restored in place, because a restarted script makes a value
+            at the same path. For each value, a pair of its path and its id; for an object that is
+            neither a container nor an array, a pair of its path and its type.
         tied: Sets of names of attributes that refer to the same object. If one attribute of a set
             is saved, all attributes of the set are saved.
     """
@@ -83,11 +84,11 @@ class Encoder:
     def __init__(
         self, leave_out: Sequence[object] = (), there: Container[tuple[str, object]] | None = None
     ) -> None:
-        """Stores the objects to leave out, and which values a restore can fill.
+        """Stores the objects to leave out, and which values can be restored in place.
 
         ``there`` has the values that existed when `fit` began. An earlier encoder collected them in
         its attribute `filled`, when it encoded the same objects as `fit` began. If ``there`` is
-        None, a restore can fill any value.
+        None, all values can be restored in place.
         """
         self.lost: dict[str, str] = {}
         self.filled: set[tuple[str, object]] = set()
@@ -152,7 +153,10 @@ class Encoder:
         return self._object(value, where, depth)
 
     def _keep_form(self, value: object, where: str, form: Form) -> Form:
-        """Records a value and its form; marks the form as new if `fit` began without the value."""
+        """Records a value and its form.
+
+        If the value did not exist when `fit` began, its form is marked as new.
+        """
         one = where, id(value)
         self.filled.add(one)
         self._seen[id(value)] = value, form, where, self._attribute
@@ -171,7 +175,10 @@ class Encoder:
         return {_TAG: "same", "as": form.setdefault("named", first)}
 
     def _state(self, state: object, where: str, depth: int = _DEPTH) -> Form:
-        """Returns the form of a state that was made only to be saved, such as by `state_dict()`."""
+        """Returns the form of a state that exists only to be saved, such as from `state_dict()`.
+
+        No value of the script is filled with this state, so its form is never marked as new.
+        """
         before, self._is_state = self._is_state, True
         form = self.encode(state, where, depth)
         self._is_state = before
@@ -326,9 +333,10 @@ def _items(form: Form, current: object, named: dict[str, Any]) -> list[Any]:
 
 
 def _prepare_value(form: Form, kind: str, current: object, named: dict[str, Any]) -> Any:
-    """Returns the object that `decode` fills with the items of a form.
+    """Returns the list, dict or other object that `decode` then fills with the items of a form.
 
-    If the form has no items, the restored value is returned.
+    For other forms, such as those of arrays and random generators, the result is the restored value
+    itself.
     """
     if "new" in form and isinstance(current, _FILLED):
         current = copy.copy(current)
@@ -416,7 +424,7 @@ _CONTAINERS: dict[str, Any] = {
 }
 
 
-# Types of values that are filled in place.
+# Types of values that are filled in place when a backup is restored.
 _FILLED = (list, dict, set, collections.deque, np.ndarray)
 _MUTABLE = (*_FILLED, bytearray, np.random.Generator, np.random.RandomState, random.Random)
 
@@ -468,7 +476,7 @@ class _Watched:
 
 @final
 class Remembering:
-    """Of each object, such as a callback, saves the attributes that have changed in `fit`.
+    """Saves those attributes of objects, such as callbacks, that have changed since `fit` began.
 
     After a restart the script itself sets all other attributes. So backups stay small, and
     attributes that differ between processes, such as a start time, keep the new process's values.
@@ -494,7 +502,7 @@ class Remembering:
         return states
 
     def put_back(self, forms: Sequence[Any]) -> None:
-        """Restores the attributes of the objects."""
+        """Restores the attributes of the objects from the result of `state`."""
         left = list(forms)
         for one in (each.object for each in self._watched):
             kept = next((form for form in left if form[0] == _named(one)), None)

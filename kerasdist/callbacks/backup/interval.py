@@ -67,16 +67,16 @@ class Interval:
         self._replicas = self._at_once = 1
         # The batches of this epoch so far, and after how many of them the last backup was made.
         self._passed = self._last = 0
-        # How many batches this process has trained on: in all, and before the time `_since`, at
-        # which it begins to measure how long a batch takes.
+        # At the time `_since`, this process begins to measure how long a batch takes. Up to now it
+        # has trained on `_trained` batches, and on `_before` of these before that time.
         self._trained = self._before = 0
         self._since: float | None = None
 
     def train_begins(self, at_once: int, replicas: int, kept: Sequence[int] | None) -> None:
         """Begins to count.
 
-        ``at_once`` is the number of batches in a call of the train function. ``kept`` is the result
-        of the method `kept` that the restored backup contains; None if there is no such result.
+        ``at_once`` is the number of batches in a call of the train function. ``kept`` is what the
+        method `kept` returned for the backup from which the run continues; None if there is none.
         """
         self._passed = self._last = self._trained = 0
         self._at_once, self._replicas, self._since = at_once, replicas, None
@@ -93,7 +93,11 @@ class Interval:
         return [self._every, self._replicas] if self._is_auto and not self.is_open else None
 
     def epoch_begins(self, passed: int = 0) -> None:
-        """Starts to count an epoch's batches; before a restart, ``passed`` of them were used."""
+        """Starts to count the batches of an epoch.
+
+        If the run continues within this epoch, ``passed`` is the number of batches of the epoch
+        that were trained on before the restart.
+        """
         self._last = passed or (self._last - self._passed if self._is_auto else 0)
         self._passed = passed
 

@@ -128,7 +128,7 @@ def bring_newest(memory: Path, disk: Path, job: Job) -> None:
 
 
 def _sent(job: Job, source: int, file: BinaryIO | None, size: int) -> Iterator[bytes]:
-    """Yields, on the chief, the chunks of the file of worker `source`; elsewhere, empty chunks."""
+    """Yields the chunks of worker `source`'s file on the chief, and empty bytes on the others."""
     for _ in range(0, size, _CHUNK):
         own = None if file is None else base64.b64encode(file.read(_CHUNK)).decode()
         found = job.gather_object("a backup in memory", own)

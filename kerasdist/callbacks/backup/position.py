@@ -36,9 +36,9 @@ from kerasdist.input.sources import samplers_of
 Place = Mapping[str, Any]
 """A place in a data source, in the form that a backup stores.
 
-``count``: how many batches of the iteration come before the place. ``forms``: two encoded values,
-the state of the iterator, and the changed attributes of objects inside of the source (such as a
-loader's dataset).
+``count``: how many batches of the iteration come before the place. ``forms``: a list of two encoded
+values. The first is the state of the iterator. The second has the changed attributes of objects
+inside of the source (such as a loader's dataset).
 """
 
 
@@ -102,7 +102,10 @@ class Places:
             yield batch
 
     def newest(self, count: int) -> Place | None:
-        """Returns the latest place after at most `count` batches, and forgets places before it."""
+        """Returns the latest place after at most `count` batches; None if no such place is saved.
+
+        Places before the returned one are forgotten.
+        """
         if self._to is not None:  # after `go_to` no batch was read, as the epoch had none left
             return self._to
         if not self.read_by_python and self._last is not None and self.is_due(count):
@@ -112,7 +115,11 @@ class Places:
         return there[-1] if there else None
 
     def next(self) -> Place | None:
-        """Returns the place where the next iteration begins; None if it needs no saved place."""
+        """Returns the place where the next iteration begins.
+
+        The result is None if no such place is saved, because that iteration simply begins at the
+        beginning of the data.
+        """
         if self._to is not None:  # no batch was read since `go_to`
             return self._to
         if self._make is None or not keras_compat.is_tf_dataset(self.source):
@@ -124,7 +131,8 @@ class Places:
     def go_to(self, place: Place, following: Place | None) -> None:
         """Lets the next iteration continue from a place.
 
-        `following` is the place of the iteration after that; None if it needs no saved place.
+        `following` is the place where the iteration after that one begins; None means the
+        beginning of the data.
         """
         self._to, self._ahead_to = place, following
 
@@ -194,7 +202,7 @@ class Position:
         self._pass_epochs: Callable[[int], None] | None = None
 
     def backs_up(self, interval: Interval, at_once: int) -> None:
-        """Stores when backups are due.
+        """Stores the object that decides after which batches backups are due.
 
         ``at_once``: how many batches one call of Keras's train function takes.
         """
@@ -244,7 +252,7 @@ class Position:
             if facts.calls_python or (facts.draws if self._continues else facts.is_cached):
                 if not facts.is_cached and not self._continues:
                     self._pass_epochs = partial(keras_compat.begin_often, source)
-                return  # no places: after a restart, the source is read from its beginning
+                return  # no places are saved: a restarted run reads from the beginning
             self._read_by_python = not keras_compat.is_native_dataset(source)
             self._draws = facts.draws
         elif batches is not None:
@@ -268,9 +276,11 @@ class Position:
         return self._interval.is_due(count, count - self._at_once)
 
     def _follow_own(self, source: OwnSource) -> None:
-        """Stores how to skip epochs of a worker's own data, and what cannot be restored of them.
+        """Prepares to continue in data of which each worker reads its own part.
 
-        The chief, which writes the backups, does not read these data and cannot save their place.
+        Stores the function that skips whole epochs of this worker's part, and texts about what
+        cannot be restored. The chief, which writes the backups, does not read the other workers'
+        parts, so it cannot save a place in them.
         """
         self._pass_epochs = source.pass_epochs
         if isinstance(source.dataset, Rounds):
@@ -311,16 +321,18 @@ class Position:
     def _begin_again(
         self, passed: int, random: Mapping[str, object], within: bool, late: bool, make: _Make
     ) -> object:
-        """Returns an iterator at the position of the saved run.
+        """Returns an iterator over the data, at the position that the backup contains.
 
         Args:
-            passed: How many batches the saved run had read.
+            passed: How many batches of the new iterator the saved run had already read. They are
+                read here and ignored.
             random: The states of the random generators at the beginning of the iteration.
             within: Whether the run continues within an epoch. Then the random generators are
                 restored later, after the skipped steps.
             late: Whether Keras had made the saved run's iterator before the epoch began, when the
                 random generators had other states.
-            make: A function that makes an iterator from the beginning.
+            make: A function that makes the new iterator. It begins at the beginning of the data, or
+                at the place in the backup if there is one.
         """
         now = random_states.kept()
         if not late:
@@ -442,7 +454,7 @@ class Position:
             random_states.put_back(random)
 
     def _since(self, begin: _Begin, random: Mapping[str, object] | None) -> _Begin:
-        """Returns the state before an iteration that Keras began as the previous epoch ended."""
+        """Returns the state before an iteration that Keras began when the previous epoch ended."""
         if self._ends_later:
             return self._now(random)
         # Keras draws the order of the rows only with the first batch. So the random states of that

@@ -58,7 +58,7 @@ class RunFiles:
 
     Attributes:
         folder: The folder of the run's backups.
-        keep: How many backups stay.
+        keep: How many of the newest backups are kept; older ones are removed.
         mode: The permissions of the files.
         job: The job of this process.
         run: A name that no other run has, if workers divide variables and all of them see the
@@ -262,7 +262,7 @@ class RunFiles:
         )
 
     def training_ended(self, *, removes: bool) -> None:
-        """Counts a call of `fit` that has ended.
+        """Notes that this call of `fit` has ended. The chief unlocks the folder for other runs.
 
         With `removes`, the backups of this call are removed. Under ``kerasdist run`` the last
         backup stays until the scripts of all workers end.
@@ -295,7 +295,10 @@ class RunFiles:
         self._remove(folder, own[self.keep :])
 
     def _remove(self, folder: Path, paths: Sequence[Path]) -> None:
-        """Removes backups before their parts, so that no process finds a backup without parts."""
+        """Removes backups: first the chief's files, and then the parts that these files name.
+
+        So no process finds a chief's file whose parts no longer exist.
+        """
         storage.remove(paths)
         variables.remove_orphans(folder, up_to=self.number)
 
@@ -416,7 +419,11 @@ def release_folder(folder: Path) -> None:
 
 
 def _try_lock(path: Path, mode: int) -> dict[str, object] | None:
-    """Tries to lock a file; returns facts about another process that holds the lock, or None."""
+    """Tries to lock a file; if another process holds the lock, returns facts about that process.
+
+    The result is None if this process now has the lock. It is also None, after a warning, if the
+    file system is full or cannot lock files.
+    """
     try:
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, mode)
     except OSError as error:
@@ -431,7 +438,7 @@ def _try_lock(path: Path, mode: int) -> dict[str, object] | None:
             if error.errno in _IS_HELD:
                 with contextlib.suppress(ValueError):
                     return json.loads(opened.read())
-                return {}  # the owner is writing the file at the moment
+                return {}  # the process with the lock has not yet written the file completely
         _warn_of_lock(path, error)
         return None
     if not _is_still(path, file):  # the former owner has removed the file that was opened above

@@ -36,7 +36,7 @@ PRIVATE = 0o600
 @final
 @dataclass(frozen=True)
 class Unread:
-    """An array that is read from its variable only at the moment when a file stores it.
+    """An array that is read from its variable only when it is written to a file.
 
     So the copies of all arrays are never in memory at the same time.
 
@@ -130,7 +130,7 @@ def write_file(
 
     Args:
         path: The file.
-        facts: Facts for the header, as JSON.
+        facts: Facts for the header; they must be values that JSON can represent.
         arrays: NumPy arrays or `Unread` objects; None for an array that is in another file.
         mode: The permissions of the file.
     """

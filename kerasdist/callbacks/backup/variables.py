@@ -144,7 +144,7 @@ class StoredVariables:
         return value[:, region.begin : region.end].copy()
 
     def _joined(self, variable: int, region: Region) -> np.ndarray:
-        """Reads a region that is laid out in the same number of rows as the shards in the files."""
+        """Joins a region from the shards in the files, whose number of rows `region` also has."""
         held = self._shards[variable]
         _, file, index = held[0]
         dtype = np.dtype(file.forms[index][0])
@@ -175,7 +175,7 @@ class StoredVariables:
 
 
 def variables_of(model: Any) -> list[keras.Variable]:
-    """Returns the variables that training begins with: weights, seeds, optimizer, metrics."""
+    """Returns the variables of a model, of its optimizer and of its metrics as training begins."""
     slots = keras_compat.slots_of(model)
     metrics = [one for metric in keras_compat.attached_metrics(model) for one in metric.variables]
     return _without_doubles([*model.variables, *slots, *metrics])
@@ -192,7 +192,7 @@ def all_variables_of(model: keras.Model) -> list[keras.Variable]:
 
 
 def optimized_by(model: keras.Model, variables: Sequence[keras.Variable]) -> list[list[int] | None]:
-    """Returns, for each optimizer, the numbers of the variables that it was built for.
+    """Returns, for each optimizer, the indices in `variables` of the variables it was built for.
 
     The entry is None if the optimizer is not built, or was built for a variable that `variables`
     does not contain.
@@ -226,7 +226,10 @@ def forms_of(variables: Sequence[Any]) -> dict[str, object]:
 
 
 def shards_of(variables: Sequence[object], replicas: ReplicaSet) -> dict[int, Sequence[HeldShard]]:
-    """Returns the shards that this worker holds of divided variables, by the variables' numbers."""
+    """Returns this worker's shards of variables that the workers divide.
+
+    The keys are the indices of these variables in `variables`.
+    """
     held = {number: replicas.shards(variable) for number, variable in enumerate(variables)}
     return {number: own for number, own in held.items() if own}
 
@@ -320,7 +323,7 @@ def restore(
 
 
 def numbers_of_weights(model: Any, variables: Sequence[Any]) -> list[list[object]]:
-    """Returns each weight's number among the variables, with its shape and type."""
+    """Returns, for each weight of a model: its index in `variables`, its shape and its type."""
     numbers = {id(variable): number for number, variable in enumerate(variables)}
     return [[numbers[id(one)], list(one.shape), one.dtype] for one in model.weights]
 
