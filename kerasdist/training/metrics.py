@@ -155,7 +155,7 @@ def summed(replica: ReplicaLike, metrics: Iterable[Any]) -> Iterator[None]:
 
 
 class GlobalBatchMetric:
-    """A mixin that updates a metric with the global batch, because its state may be no sum."""
+    """A mixin that updates a metric with the global batch, because its state may not be a sum."""
 
     def update_state(self, *args: object, **kwargs: object) -> Any:
         """Updates the state with the rows of all replicas, all of which must call this method."""
@@ -185,7 +185,7 @@ def metrics_of(model: Any) -> Iterator[Any]:
         elif metric.built:
             yield from metric.metrics
         else:
-            # None if only the layers of the model belong to a strategy
+            # The trainer is None if only the layers of the model belong to a strategy.
             trainer = trainer_of(model)
             given = [] if trainer is None else trainer.given_metrics
             yield from (one for one in given if isinstance(one, keras.metrics.Metric))
