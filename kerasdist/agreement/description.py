@@ -51,12 +51,12 @@ _BLOCK, _MOST = 1 << 22, 1 << 30
 def described(value: object, known: Collection[str] = ()) -> Any:
     """Returns a value as JSON, or only its class if it cannot be described.
 
-    `known` has the names of classes that are described elsewhere. For an object of Keras with such
-    a class, only the name is returned.
+    `known` has the names of classes that are described elsewhere. For a Keras object of such a
+    class, only the name of its class is returned.
     """
     try:
         return _described(value, known)
-    except Exception:  # noqa: BLE001  user-defined properties may fail, structures may be endless
+    except Exception:  # noqa: BLE001  user's properties may fail, structures may contain themselves
         return type(value).__name__
 
 

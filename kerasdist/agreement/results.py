@@ -33,10 +33,10 @@ from kerasdist.keras_compat import ops
 # own. `_CHUNK` elements are read at a time.
 _SUMS, _LINE, _CHUNK = 16, 1 << 10, 1 << 16
 
-# The norm of a difference that rounding explains, relative to the size of the array (defined
-# below). This number allows some roundings of each element in each step of an epoch. For types of
-# 32 and 64 bits the number is less than a thousandth. In 16 bits even a single rounding is a
-# thousandth.
+# For each type: the largest norm of a difference that rounding explains, divided by the size of the
+# array (defined below). This number allows some roundings of each element in each step of an epoch.
+# For types of 32 and 64 bits the number is less than a thousandth. In 16 bits even a single
+# rounding is a thousandth.
 _ROUNDING = {"float64": 1e-8, "float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
 
 # The size of an array is the norm of its deviations from the mean.
@@ -75,7 +75,7 @@ def measures_of(array: object) -> list[float]:
 
 
 def difference(one: Sequence[float], other: Sequence[float]) -> float:
-    """Returns the norm of the difference of two arrays, relative to the larger size.
+    """Returns the norm of the difference of two arrays, divided by the larger of their sizes.
 
     The arguments are what `measures_of` returns for the arrays. The result is an estimate.
     """
@@ -137,7 +137,7 @@ def require_equal_results(
     Args:
         job: The job of the workers.
         logs: The losses and metrics of the step.
-        gradients: The gradients of the step, by the paths of their variables.
+        gradients: The gradients of the step, by names that contain the paths of the variables.
         dtypes: The types in which the model computes, if its devices are CPUs; else None.
     """
     numbers = _numbers_of(logs)
@@ -250,7 +250,7 @@ class InitialBroadcast:
     """
 
     def __init__(self, job: Job | None, equalize: Callable[[Sequence[Any]], None]) -> None:
-        """Starts with no variables; `equalize` gives variables the chief's values."""
+        """Starts with no variables. The function `equalize` gives variables the chief's values."""
         self._job = job
         self._equalize = equalize
         self._new = weakref.WeakValueDictionary[int, Any]()  # by the variables' ids
@@ -260,13 +260,16 @@ class InitialBroadcast:
         self._new[id(variable)] = variable
 
     def waiting(self) -> list[Any]:
-        """Returns the variables to which `ensure` will give the chief's values."""
+        """Returns the variables that the next call of `ensure` will compare and make equal."""
         if self._ready():
             gc.collect()  # frees unused variables, which may differ between workers
         return self._ready()
 
     def ensure(self) -> None:
-        """Gives new variables the chief's values. All workers must call this method."""
+        """Checks that all workers have made the same variables, and gives these the chief's values.
+
+        All workers must call this method.
+        """
         job = self._job
         if job is None or not self._new or not (ready := self.waiting()):
             return

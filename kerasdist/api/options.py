@@ -146,9 +146,10 @@ def require_choice(argument: str, value: object, choices: Sequence[object]) -> N
 
 
 def member_of(kind: type[E], value: object, argument: str) -> E:
-    """Returns the member of the enum `kind` that `value` names, in any case of letters.
+    """Returns the member of the enum `kind` whose name is `value`; case does not matter.
 
-    `value` is a name, or a member of any enum, such as TensorFlow's; then the member's name counts.
+    `value` may also be a member of any enum, such as one of TensorFlow. Then the member of `kind`
+    with the same name is returned.
     """
     name: Any = value.name if isinstance(value, enum.Enum) else value
     if isinstance(name, str) and name.upper() in kind.__members__:

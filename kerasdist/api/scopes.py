@@ -142,7 +142,8 @@ def print(*values: Any, **options: Any) -> None:
 def _is_chief_by_environment() -> bool:
     """Returns whether this process has no job, or will be the chief of its job.
 
-    The environment, such as ``TF_CONFIG``, says so. `print` asks this until a job is joined.
+    The answer comes from environment variables, such as ``TF_CONFIG``. `print` needs this function
+    until the process has joined its job.
     """
     try:
         resolver = detection.detect()

@@ -379,7 +379,7 @@ class Strategy(EarlierNames):
     def _for_all_workers(self, call: str, *, counts: bool = False) -> AbstractContextManager[None]:
         """Returns a context in which errors that a lost worker causes become WorkerLostError.
 
-        With `counts`, this method counts one step of the job. `run` leaves `counts` False, because
+        With `counts`, the call counts as one step of the job. `run` leaves `counts` False, because
         the backend counts the steps of `run`.
         """
         job = None if self.replica_set is None else self.replica_set.job

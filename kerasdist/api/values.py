@@ -32,7 +32,7 @@ class DistributedValues(abc.ABC):  # noqa: B024  an ABC: TensorFlow's classes ar
     """
 
     def __init__(self, values: Sequence[Any]) -> None:
-        """Stores the components. The sequence may fetch a component when it is read."""
+        """Stores the components. The sequence may fetch a component only when it is read."""
         self.source = values
 
     @property

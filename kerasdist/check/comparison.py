@@ -307,8 +307,8 @@ def _compute_dtypes(model: keras.Model) -> list[str]:
     return [str(layer.compute_dtype) for layer in [model, *keras_compat.flat_layers(model)]]
 
 
-# Random functions that drop, scale or reorder values. The compared steps leave these values as they
-# are.
+# Random functions that drop, scale or reorder values. In the compared steps, these functions return
+# their input unchanged.
 _LEFT_OUT = ("dropout", "shuffle")
 
 

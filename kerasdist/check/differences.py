@@ -67,7 +67,9 @@ class StepResult:
 
     Attributes:
         logs: The logs that the step reported, by name.
-        gradients: The gradients that the optimizers got, by path of the variable.
+        gradients: The gradients that the optimizers got, by path of the variable. If optimizers are
+            called several times, the number of the call comes before the path, except for the
+            first call.
         weights: The changes of trainable variables, by path.
         statistics: The changes of other variables, by path.
         sizes: The norms of all variables before the step, by path.
@@ -138,7 +140,8 @@ class Differences(NamedTuple):
 def differences(expected: StepResult, received: StepResult, precision: Precision) -> Differences:
     """Returns all differences between two steps."""
     # The change of a variable is the difference of two values, each rounded in proportion to its
-    # size. So the norm by which a difference is divided is at least `rounded` times the variable's.
+    # size. So even if the change is small, its difference is divided by at least `rounded` times
+    # the norm of the variable.
     rounded = 10 * precision.epsilon / precision.tolerance
     least = {name: rounded * size for name, size in expected.sizes.items()}
     usual, of_gradients = precision.tolerance, precision.tolerance_of_gradients
@@ -154,11 +157,12 @@ def differences(expected: StepResult, received: StepResult, precision: Precision
 def _without_rounded(
     expected: StepResult, received: StepResult, tolerance: float
 ) -> dict[str, Any]:
-    """Returns the received changes of weights; where gradients differ, the expected changes.
+    """Returns the changes of weights under the strategy, to compare them with those on one device.
 
     The first step of Adam has the size of the learning rate, even if a gradient is tiny. So the
-    change of an element counts as a difference only if its gradient is equal on both sides,
-    relative to the size of this element's gradient.
+    changes of an element are compared only if its gradients in both steps are equal, up to
+    `tolerance` times the gradient. Any other element gets the change on one device instead, so that
+    it does not count as a difference.
     """
     weights = dict(received.weights)
     for name, gradient in expected.gradients.items():
@@ -179,7 +183,10 @@ def _without_rounded(
 def beyond(
     found: Iterable[Difference], chance: Iterable[Difference], *, draws_differ: bool
 ) -> list[Difference]:
-    """Returns the differences that neither rounding nor other random numbers explain."""
+    """Returns the differences in `found` that neither rounding nor other random numbers explain.
+
+    `chance` has the differences between repetitions of the step on one device.
+    """
     times = _TIMES_DRAWS if draws_differ else _TIMES_ROUNDING
     by_chance: dict[str, float] = {}
     for one in chance:
@@ -194,7 +201,11 @@ def beyond(
 def difference(
     name: str, expected: object, received: object, tolerance: float, least_size: float = 0.0
 ) -> Difference:
-    """Returns the difference between two arrays."""
+    """Returns the difference between two arrays.
+
+    The norm of the difference is divided by the larger of the norms of the two arrays, or by
+    `least_size` if that is more.
+    """
     one, other = np.asarray(expected, "float64"), np.asarray(received, "float64")
     if one.shape != other.shape:
         return Difference(name, np.nan, np.nan, np.inf, np.inf, tolerance)
@@ -229,7 +240,8 @@ def _of_all(
     largest = max((_norm(value) for value in expected.values()), default=0.0)
     found = []
     for name in {**expected, **received}:
-        # A variable may have a gradient in only one of the two steps. In the other step it is zero.
+        # A variable may have a gradient in only one of the two steps. In the other step, the
+        # gradient counts as zero.
         one = expected[name] if name in expected else np.zeros_like(received[name])
         other = received[name] if name in received else np.zeros_like(one)
         if _is_numeric(one) and _is_numeric(other):

@@ -1,4 +1,6 @@
-"""Compares a model's first training step with one device, if its user code may mix examples.
+"""Compares a model's first training step with the same step on one device.
+
+The steps are compared only if the model has user code, which may mix the examples of a batch.
 
 On TensorFlow and PyTorch a replica runs user code only on its own rows. On JAX `fit` is one global
 program, which computes the same as one device, so nothing is compared.
@@ -32,7 +34,7 @@ MOST_WHOLE = 1 << 24
 
 
 def may_differ(model: Any) -> bool:
-    """Returns whether to compare steps: the check is on, and the model has user code to check."""
+    """Returns whether the check is on, and the model has several replicas and user code."""
     replicas = require_trainer(model).replicas
     is_wanted = replicas.num_replicas > 1 and replicas.options.check != "off"
     return is_wanted and any(True for _ in user_code(model))
@@ -40,14 +42,15 @@ def may_differ(model: Any) -> bool:
 
 @final
 class FirstBatchCheck:
-    """Compares a model's first step, and its first step with another batch size, with one device.
+    """Compares a model's first step, and its first step with another batch size.
 
-    A second size is compared, because the rows of the first batch may be divided evenly among the
-    replicas, while the rows of a later batch are not.
+    Each of the two steps is compared with the same step on one device. A second size is compared,
+    because the rows of the first batch may be divided evenly among the replicas, while the rows of
+    a later batch are not.
     """
 
     def __init__(self, model: Any) -> None:
-        """Starts with no batch compared."""
+        """Starts a check that has not compared any batch yet."""
         self._model = model
         self._replicas = require_trainer(model).replicas
         self._compared: int | None = None
@@ -59,10 +62,12 @@ class FirstBatchCheck:
         return self._compared is None
 
     def look(self, batch: Any, size: int) -> None:
-        """Compares the training step on a batch with one device; reports differences.
+        """Compares the training step on a batch with the same step on one device.
 
-        The option `check` decides whether the report is a warning or a NotOneDeviceError. The
-        method does nothing if no batch of this size is to be compared. All workers must call it.
+        If they differ, the option `check` decides whether this method warns or raises a
+        NotOneDeviceError. The method does nothing if the check is done, if the batch has the size
+        that was already compared, or if there are fewer examples than replicas. All workers must
+        call this method.
         """
         replicas, check = self._replicas, self._replicas.options.check
         if self.is_done or size < replicas.num_replicas or size == self._compared:
@@ -89,7 +94,7 @@ class FirstBatchCheck:
             return
         finally:
             if not replicas.on_cpu:
-                gc.collect()  # copies of the state may stay in reference cycles
+                gc.collect()  # frees copies of the state that are in reference cycles
         if message is None:
             self.is_done = not is_first
             return

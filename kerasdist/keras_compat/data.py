@@ -215,7 +215,7 @@ def reads_aside(adapter: object) -> bool:
     """Returns whether TensorFlow prefetches batches by running Python code in another thread."""
     if backend_name() != "tensorflow":
         return False
-    source = _given(adapter).source  # it prefetches from the two kinds in the next line
+    source = _given(adapter).source  # TensorFlow prefetches only from these two kinds
     return isinstance(source, PyDataset) or inspect.isgenerator(source)
 
 
@@ -384,10 +384,11 @@ def torch_rows(adapter: object, chosen: Chosen) -> Iterator[tuple[Any, int]]:
     iter(loader)
 
     def batches() -> Iterator[tuple[Any, int]]:
-        # Set only now, because Keras chooses an epoch's order when the first batch is read.
+        # The number of epochs is set only now, because Keras chooses an epoch's order when the
+        # first batch is read.
         set_epochs_read(every, epochs_read(adapter))
-        # The sampler yields the numbers as a list. The loader would turn them into a tensor, which
-        # Keras would turn into a list again.
+        # The numbers are read from the sampler, which yields them as a list. The loader would turn
+        # the list into a tensor, and Keras would turn the tensor into a list again.
         for numbers in loader.batch_sampler:
             yield take_rows(np.asarray(chosen(numbers))), len(numbers)
 

@@ -86,7 +86,8 @@ INITIALIZE_DDP = Internal(
     _TORCH,
 )
 
-# The epoch with which `fit` begins; if it is None, the argument `initial_epoch` decides.
+# The attribute with the epoch at which `fit` begins. If it is None, the argument `initial_epoch`
+# decides.
 INITIAL_EPOCH = internal("keras:Model._initial_epoch", "BackupAndRestore")
 COMPILED_LOSS = _first_batch("keras:Model._compile_loss")
 COMPILED_METRICS = _first_batch("keras:Model._compile_metrics")

@@ -109,7 +109,7 @@ def flat_layers(model: keras.Layer) -> list[Any]:
 
 
 def _walk_layers(model: Any) -> list[Any]:
-    """Returns the layers that Keras's `_flatten_layers` returns, found by public attributes."""
+    """Returns the same layers as Keras's `_flatten_layers`, but finds them by public attributes."""
     found: dict[int, Any] = {}
     waiting = _layers_in(model)
     while waiting:

@@ -13,8 +13,8 @@ from kerasdist.keras_compat.models import is_builtin
 LossScaleOptimizer = keras.optimizers.LossScaleOptimizer
 
 
-# Optimizers that update each element of a weight from this element of the weight, of its gradient
-# and of the optimizer's variables for the weight.
+# Optimizers that compute the new value of an element of a weight only from the same element of the
+# weight, of its gradient, and of the optimizer's variables for the weight.
 ELEMENTWISE = (
     keras.optimizers.SGD,
     keras.optimizers.Adam,
@@ -30,7 +30,7 @@ ELEMENTWISE = (
 
 
 def is_elementwise(optimizer: keras.Optimizer) -> bool:
-    """Returns whether Keras's own code updates a weight, and updates each element separately."""
+    """Returns whether Keras's own code for an optimizer updates each element separately."""
     return isinstance(optimizer, ELEMENTWISE) and is_builtin(type(optimizer))
 
 
@@ -41,7 +41,10 @@ def updates_at_once(optimizer: keras.Optimizer) -> bool:
 
 
 def updating(optimizer: keras.Optimizer) -> Any:
-    """Returns the inner optimizer of a LossScaleOptimizer; any other optimizer as it is."""
+    """Returns the optimizer that updates the weights.
+
+    This is the inner optimizer of a LossScaleOptimizer; any other optimizer is returned itself.
+    """
     return optimizer.inner_optimizer if isinstance(optimizer, LossScaleOptimizer) else optimizer
 
 

@@ -32,7 +32,7 @@ Function = Callable[..., Any]
 @final
 @dataclass(frozen=True)
 class Method:
-    """A replacement that is built from the original only once, to save a call in each step.
+    """A replacement that is built from Keras's function once, which saves a call in each step.
 
     Attributes:
         make: A function that builds the replacement from the original.
@@ -127,8 +127,9 @@ PATCHES: tuple[Patch, ...] = (
     *_of(_LOSS_SCALE, "apply", "sums gradients over replicas", "apply apply_outside apply_scaled"),
     *_of(_LOSS_SCALE, "scale_loss", "applies the replica's weight", "scale_by_optimizer"),
     _at(internals.LAY_OUT_OUTPUT, "lay_out_output", "keeps the mask of a layer's output"),
-    # Random numbers: each replica gets its rows of one draw for the global batch. On TensorFlow, a
-    # step that is compared with one device repeats that device's draws.
+    # Random numbers: each replica draws its own numbers; after `set_draws("global")`, it gets its
+    # rows of one draw for the global batch. On TensorFlow, a step that is compared with one device
+    # repeats that device's draws.
     *_of("keras.random:SeedGenerator", "next", "gives each replica draws of its own", "draw_seed"),
     _at(internals.RANDOM, "draw draw_rows dropout", "each replica draws for its rows of the batch"),
     # On PyTorch, code of the backward pass and torch's own modules must find their replica.
@@ -181,8 +182,8 @@ PATCHES: tuple[Patch, ...] = (
     _at(internals.INITIALIZE, "keep_shape initialize", "draws shards only; in a plan, nothing"),
     _at(internals.INITIALIZE_LATER, "keep_shape_later", "in a plan, draws nothing"),
     *_of(_VARIABLE, "assign", "combines values; stores a shard", "assign_shape assign store"),
-    # Reading a value gathers shards, keeps JAX from donating the array, and on TensorFlow calls
-    # listeners.
+    # Reading a value gathers shards, keeps JAX from donating the array, and on TensorFlow first
+    # calls the functions that kerasdist has registered for reads.
     *_of(_VARIABLE, "value", "gathers shards; records reads", "read_shape read_whole read"),
     *_of(_VARIABLE, "__repr__", "gathers no shards, before Keras 3.13", "show"),
 )
@@ -277,9 +278,10 @@ def _base_of(path: str, owner: Any) -> type:
 
 
 def _replace(patch: Patch, owner: Any, name: str, now: Any) -> None:
-    """Replaces an attribute of a class or module by those functions of a patch that are installed.
+    """Replaces an attribute of a class or module by the functions of a patch.
 
-    `now` is the present attribute, which the owner may have inherited.
+    Functions that are not installed yet are left out. `now` is the present attribute, which the
+    owner may have inherited.
     """
     original = call = _originals.setdefault((id(owner), name), undecorated(now))
     listed = [_installed[one] for one in patch.functions if one in _installed]

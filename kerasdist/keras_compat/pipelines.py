@@ -27,8 +27,8 @@ Begun = Callable[[Callable[[], Any]], Any]
 The argument is a function that makes the source's own iterator.
 """
 
-# The number of `tf.data.experimental.ExternalStatePolicy.IGNORE`: TensorFlow does not warn about
-# state that it cannot save, because kerasdist itself warns about it.
+# The number of `tf.data.experimental.ExternalStatePolicy.IGNORE`. With this policy TensorFlow does
+# not warn about state that it cannot save, because kerasdist itself warns about it.
 _IGNORE = 1
 
 # `_DRAWS`: operations that draw random numbers from their own seed, new ones in each iteration.

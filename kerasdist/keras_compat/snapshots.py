@@ -64,7 +64,10 @@ class Snapshot:
             raise
 
     def write(self, path: str) -> None:
-        """Writes the file; call this once. A remote file is first written on this machine."""
+        """Writes the file. Call this method only once.
+
+        A remote file is first written on this machine, and then copied.
+        """
         try:
             if not whole_files.is_remote(path):
                 with whole_files.replacing(path) as unfinished:

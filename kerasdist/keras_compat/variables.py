@@ -45,9 +45,9 @@ def reinitialize(variable: keras.Variable) -> None:
 
 @contextmanager
 def in_trial(trial: object) -> Iterator[None]:
-    """Lets the code in the block use a trial's copies of variables; without a trial, the variables.
+    """Lets the code in the block read and write a trial's copies of variables.
 
-    Open stateless scopes are ignored.
+    If `trial` is None, the code uses the variables themselves. Open stateless scopes are ignored.
     """
     with replaced(current, "trial", trial), outside_stateless_scopes():
         yield

@@ -114,7 +114,8 @@ class Choice:
         numbers: The numbers of these GPUs among the GPUs that the process sees, in order; None for
             all.
         peers: If this worker looks for GPUs before the framework starts, and finds none: the ranks
-            of this machine's workers that report none, including this worker. Otherwise empty.
+            of all workers on this machine that have reported no GPUs, including this worker.
+            Otherwise empty.
     """
 
     numbers: list[int] | None

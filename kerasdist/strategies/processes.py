@@ -46,7 +46,10 @@ def is_child() -> bool:
 
 
 def command() -> tuple[str, ...]:
-    """Returns the command that starts this program again. `why_not_again()` must be None."""
+    """Returns the command that starts this program again.
+
+    Call this function only if `why_not_again` returns None.
+    """
     words = [sys.executable, *sys.orig_argv[1:]]
     main = sys.modules["__main__"]
     if main.__spec__ is None:  # a script, which may have changed the working folder

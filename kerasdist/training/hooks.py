@@ -120,7 +120,7 @@ def _model_created(original: Original, kind: type, *args: object, **kwargs: obje
         trainer_class = strategy.replica_set.trainer_class
         _install_trainer(trainer_class)
         trainer = trainer_class(model, cast("Strategy", strategy), strategy.replica_set)
-        object.__setattr__(model, TRAINER, trainer)  # Keras does not track it
+        object.__setattr__(model, TRAINER, trainer)  # so Keras does not track it
         saving.hook(kind)
     return model
 
@@ -136,7 +136,8 @@ def _variable_created(
     if current.replica is not None and keras_compat.backend_name() == "torch":
         require_first_made(variable)
     is_apart = variable.synchronization == "on_read" and variable.aggregation == "none"
-    # On TensorFlow, the framework's variable itself refuses reads that need a common value.
+    # Each replica has its own value of such a variable, so a read outside of a replica must raise
+    # an error. On TensorFlow, the `tf.Variable` itself raises it.
     if has_copies and is_apart and keras_compat.backend_name() != "tensorflow":
         bind(variable, WithoutCommonValue)
     if strategy is not None:

@@ -73,7 +73,8 @@ def clear_losses(original: Callable[..., Any], layer: keras.Layer) -> None:
 def hand_over(replicas: Sequence[ReplicaLike]) -> None:
     """Stores the losses of `add_loss` on their layers, so that users find them in `layer.losses`.
 
-    Of each loss, the weighted mean over the replicas is stored. A trial stores nothing.
+    Of each loss, the weighted mean over the replicas is stored. Nothing is stored in a trial, which
+    is a training step on copies of the variables.
     """
     if current.trial is not None:
         return
@@ -140,8 +141,8 @@ def _function_of_global_batch(own: Callable[[Any], Any]) -> Callable[[Any], Any]
 
 def prepare(model: keras.Model) -> None:
     """Makes the activity regularizers in a model compute on the rows of all replicas."""
-    # The first use searches Keras for this name. It is done now, because torch's compiler cannot
-    # follow the search.
+    # The first read of this property searches Keras for the name of the attribute. This is done
+    # here, before a step is compiled, because torch's compiler cannot follow the search.
     _ = internals.LOSSES.attribute
     for layer in [model, *keras_compat.flat_layers(model)]:
         own = layer.activity_regularizer

@@ -33,7 +33,8 @@ from kerasdist.training.binding import bind
 if TYPE_CHECKING:
     from kerasdist.api.strategy import Strategy
 
-# Whether the user's function in a ``MeanMetricWrapper`` returns one value for all examples.
+# For each ``MeanMetricWrapper`` with a user's function: whether this function returns a scalar, and
+# not one value per example.
 _returns_scalar: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
 
 
@@ -154,7 +155,7 @@ def summed(replica: ReplicaLike, metrics: Iterable[Any]) -> Iterator[None]:
 
 
 class GlobalBatchMetric:
-    """A mixin that updates a metric with the global batch, because its state may be no sum."""
+    """A mixin that updates a metric with the global batch, because its state may not be a sum."""
 
     def update_state(self, *args: object, **kwargs: object) -> Any:
         """Updates the state with the rows of all replicas, all of which must call this method."""
@@ -167,9 +168,10 @@ class GlobalBatchMetric:
             return super().update_state(*args, **kwargs)  # type: ignore[misc]
 
     def add_variable(self, *args: object, **kwargs: object) -> Any:
-        """Makes a state variable that counts only once: all replicas get all rows.
+        """Makes a state variable whose value is read from replica 0.
 
-        So a read returns the value of replica 0, and does not add the values of the replicas.
+        All replicas update the variable with the same rows, so their values are equal and must not
+        be added.
         """
         kwargs["aggregation"] = "only_first_replica"
         return super().add_variable(*args, **kwargs)  # type: ignore[misc]
@@ -183,7 +185,7 @@ def metrics_of(model: Any) -> Iterator[Any]:
         elif metric.built:
             yield from metric.metrics
         else:
-            # None if only the layers of the model belong to a strategy
+            # The trainer is None if only the layers of the model belong to a strategy.
             trainer = trainer_of(model)
             given = [] if trainer is None else trainer.given_metrics
             yield from (one for one in given if isinstance(one, keras.metrics.Metric))
@@ -200,7 +202,8 @@ def prepare(model: Any, strategy: Strategy) -> None:
 
     This includes metrics and regularizers that were made outside of the scope.
 
-    Raises an error for random draws that replicas cannot compute exactly.
+    Raises an error if the model draws random numbers, and this version of Keras lacks what replicas
+    need to draw them.
     """
     randomness.require_draws(model)
     layer_losses.prepare(model)

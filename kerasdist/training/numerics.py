@@ -160,8 +160,8 @@ def reduce_loss(  # noqa: PLR0917  Keras's parameters
     if reduction in (None, "none") or is_reduced:
         return original(values, sample_weight, mask, reduction, dtype)
     # A replica's sample weights may all be zero; before Keras 3.15, 0 / 0 has a NaN gradient on
-    # PyTorch. So Keras only sums the losses here. Below, the sum is divided once, by the sum of the
-    # weights of all replicas.
+    # PyTorch. So Keras only sums the losses here. Below, this sum is divided once, by the sum of
+    # the sample weights of all replicas.
     divides_sum = reduction == _WEIGHTED_MEAN and not (sample_weight is None and mask is None)
     own_reduction = "sum" if divides_sum else reduction
     loss = original(values, sample_weight, mask, own_reduction, dtype)

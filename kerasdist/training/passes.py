@@ -21,7 +21,7 @@ from kerasdist.errors import UnsupportedError
 
 
 def most_rows(trainer: TrainerLike) -> int | None:
-    """Returns the most rows of a replica that one pass may have; None if a pass has all rows."""
+    """Returns how many rows a pass may have at most; None if a pass has all rows of a replica."""
     if current.trial is not None and not current.trial.makes_passes:
         return None
     most = config.most_examples_at_once()
@@ -52,7 +52,7 @@ def require_nothing_kept(
     losses: Sequence[Any],
     metrics: Sequence[keras.Variable] = (),
 ) -> None:
-    """Refuses a call that changes a seed, statistics or another state, or that adds a loss.
+    """Raises an error if a call of the model has changed state, such as a seed, or added a loss.
 
     `changed` has one entry for each non-trainable variable of the model, followed by one for each
     variable in `metrics`: whether the call has changed this variable.

@@ -66,11 +66,12 @@ def draw_rows(original: Callable[..., Any], *args: object, **kwargs: object) -> 
 
 
 def _span(count: Any, replica: Any) -> tuple[Any, Any]:
-    """Returns how many entries one device draws, and the index of this replica's first entry.
+    """Returns how many entries to draw, and the index of this replica's first entry among them.
 
-    Entries are along axis 0 of the drawn tensor; the replica itself asks for `count` entries. If
-    `count` is not a multiple of the replica's rows, as for noise on weights, `count` and 0 are
-    returned.
+    An entry is an element along axis 0 of the drawn tensor. The replica needs `count` entries, and
+    one device would draw the entries of all replicas. If `count` is not a multiple of the replica's
+    rows, as for noise on weights, the entries do not belong to rows, and the function returns
+    `count` and 0.
     """
     size, total = replica.local_batch.size, replica.local_batch.total
     if all(isinstance(one, int) for one in (count, size, total)):
@@ -91,7 +92,10 @@ def _choose(condition: bool, one: int, other: int) -> int:
 
 
 def _is_one_for_all(noise: object, rows: object) -> bool:
-    """Returns whether all rows of a batch share one draw of dropout."""
+    """Returns whether all rows of a batch share one draw of dropout.
+
+    `noise` is the entry of dropout's `noise_shape` for the axis of the rows.
+    """
     return isinstance(noise, int) and noise == 1 != rows
 
 
@@ -118,9 +122,10 @@ def draw_seed(
 
 
 def require_draws(model: Any) -> None:
-    """Refuses a model with random draws if this Keras lacks what different draws on replicas need.
+    """Refuses a model that draws random numbers, if Keras lacks what replicas need to draw them.
 
-    `draw_seed` checks this too, but Keras's dropout on PyTorch never calls `draw_seed`.
+    To draw different numbers on each replica, kerasdist needs private parts of Keras. `draw_seed`
+    checks this too, but Keras's dropout on PyTorch never calls `draw_seed`.
     """
     if keras_compat.backend_name() != "jax" and keras_compat.seed_states(model):
         internals.RANDOM.require()

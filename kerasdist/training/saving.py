@@ -109,8 +109,8 @@ def save(
         job.write_for_all(write, path)
     elif all_read:
         # The chief gathers sharded variables, in collectives of all workers. So this worker saves
-        # too, to a temporary folder. If this worker cannot see the chief's file, it moves its own
-        # copy to the path.
+        # too, to a temporary folder. If this worker cannot see the chief's file, it copies its own
+        # files to the folder of the path.
         with tempfile.TemporaryDirectory() as folder:
             write_into(folder)
             if not job.is_written_by_chief(path):
@@ -121,7 +121,7 @@ def save(
 
 
 def _place_of(error: OSError) -> str:
-    """Returns text that names the variable that Keras was writing when `error` came, or ""."""
+    """Returns text that names the variable that Keras was writing when it raised `error`, or ""."""
     layer: Any = None
     entries: list[tuple[Any, str, Any]] = []
     for frame, _ in traceback.walk_tb(error.__traceback__):
@@ -133,8 +133,8 @@ def _place_of(error: OSError) -> str:
     if not entries:
         return ""
     owner, key, value = entries[-1]
-    # The entry's number is the index of the variable, except in layers that have adapters or are
-    # quantized. So the shapes must be equal, too.
+    # The key is usually the index of the variable in the layer. In layers that have adapters or are
+    # quantized, it may be the index of another variable, so the shapes are compared, too.
     its = owner.variables[int(key)] if key.isdigit() and int(key) < len(owner.variables) else None
     if its is not None and tuple(its.shape) == np.shape(value):
         return f", at the variable {its.path!r}"
@@ -293,7 +293,7 @@ def _without_weights(
         entries.update(known(symbols.of(backbone), **options))
         return {"none": keras.ops.zeros((1,))}
 
-    # KerasHub itself refuses a model of which it knows no exporter.
+    # If KerasHub has no exporter for a model, it raises an error itself.
     with replaced_entries(exporters, {} if known is None else {kind: note}):
         yield entries
 

@@ -107,7 +107,8 @@ class ReplicatedTrainer(TrainerLike):
     @contextmanager
     def building(self) -> Generator[None]:
         """Opens the scope, so that variables of layers built now belong to the strategy."""
-        # A replica's step may build another model. In such a step the scope need not be opened.
+        # A replica's step may build another model. Inside of a replica, new variables belong to the
+        # strategy anyway, so the scope is not opened.
         with (
             self.strategy.scope() if current.replica is None else nullcontext(),
             nullcontext() if current.replicas else whole_step(self.strategy),
@@ -123,11 +124,12 @@ class ReplicatedTrainer(TrainerLike):
         *args: object,
         **kwargs: object,
     ) -> Any:
-        """Computes the loss of `compile`; a single target for several outputs becomes a list.
+        """Computes the loss that was given to `compile`.
 
-        Keras 3.15 takes an eager tensor for a list of targets if the tensor has as many rows as the
-        model has outputs. A replica may have that number of rows even if the global batch has
-        another number.
+        If the model has several outputs and `y` is a single target, `y` is put into a list. Without
+        the list, Keras 3.15 would take an eager tensor for a list of targets if the tensor has as
+        many rows as the model has outputs. A replica may have that number of rows even if the
+        global batch has another number.
         """
         nested = keras.tree.is_nested
         if current.fit_replica is not None and nested(y_pred) and not nested(y) and y is not None:
@@ -164,7 +166,7 @@ class ReplicatedTrainer(TrainerLike):
 
 
 def symbol_of(leaf: Any) -> Any:
-    """Returns a symbolic tensor of an array's type and shape; None for None."""
+    """Returns a symbolic tensor with the type and shape of an array; returns None if given None."""
     if leaf is None:  # this optional input was not given
         return None
     return keras.KerasTensor(tuple(leaf.shape), keras.backend.standardize_dtype(leaf.dtype))

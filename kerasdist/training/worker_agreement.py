@@ -72,8 +72,8 @@ def calling(
     is_inner = job.is_watched
     with job.translating_failures(name):
         if is_inner:
-            # This call is made inside of another, such as `fit`. The batches that the outer call
-            # has read so far may differ between workers.
+            # This call is made inside of another, such as `fit`. First, the workers compare the
+            # batches that the outer call has read so far.
             replicas.first_batches.require_equal_since(f"the call of {name}")
         else:
             replicas.first_batches.history.clear()
