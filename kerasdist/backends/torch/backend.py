@@ -49,7 +49,7 @@ class TorchProfiler(Profiler):
         self._profile.start()
 
     def marked(self, name: str) -> AbstractContextManager[Any]:
-        """Returns a context that is recorded as an event of this name."""
+        """Returns a context whose block the profiler records as an event of this name."""
         return torch.profiler.record_function(name)
 
     def stop(self, folder: Path) -> Iterable[Event]:
@@ -92,7 +92,7 @@ class TorchBackend(Backend):
         return torch.version.cuda is not None or torch.version.hip is not None
 
     def make_cpu_devices(self, count: int) -> None:
-        """Raises the number of logical CPU devices to `count`, if there are fewer."""
+        """Increases the number of logical CPU devices to `count`, if there are fewer."""
         self._cpu_devices = max(self._cpu_devices, count)
 
     def replica_set(

@@ -1,4 +1,4 @@
-"""Checkpoints of torch.distributed.checkpoint: each process writes and reads its shards."""
+"""Checkpoints by torch.distributed.checkpoint: each process writes and reads its own shards."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class DcpFormat(CheckpointFormat):
         }
 
     def lacking(self, path: str, wanted: Mapping[Key, str]) -> list[str]:
-        """Describes each wanted variable of which a file is missing or too short.
+        """Describes each wanted variable whose values are in a file that is missing or too short.
 
         Returns an empty list if `path` is remote, because then the files' sizes are not looked up.
         """
@@ -58,7 +58,10 @@ class DcpFormat(CheckpointFormat):
         return found
 
     def save(self, path: str, tree: Mapping[str, Any], replicas: ReplicaSet | None) -> None:
-        """Writes variables. Each process writes its shards, and some of the unsharded variables."""
+        """Writes variables.
+
+        Each process writes its own shards. Each unsharded variable is written by one process.
+        """
         shards.draw_all()
         tensors: Any = keras.tree.map_structure(_tensor_of, tree)
         options: dict[str, Any] = {"planner": _SavePlanner(), **_group_of(replicas)}
@@ -102,7 +105,7 @@ def _group_of(replicas: Any) -> dict[str, Any]:
 
 @contextmanager
 def _at_work(path: str) -> Generator[None]:
-    """Raises an OSError in place of torch's CheckpointException.
+    """Returns a context that raises an OSError in place of torch's CheckpointException.
 
     A CheckpointException is only a BaseException, so ``except Exception`` does not catch it. The
     context also hides torch's warning that only one process takes part.
@@ -133,7 +136,7 @@ class _SavePlanner(dcp.DefaultSavePlanner):
     """Records which variable is being written, for the error messages of `_Writer`.
 
     Attributes:
-        path: The path of the variable whose value torch has asked for last.
+        path: The path of the variable whose value torch has most recently asked for.
     """
 
     path = ""
@@ -146,7 +149,7 @@ class _SavePlanner(dcp.DefaultSavePlanner):
 
 @final
 class _Writer(dcp.FileSystemWriter):
-    """Writes this worker's file. Its errors name the file; torch reports them to all workers."""
+    """Writes this worker's file. Errors name the file, and torch reports them to all workers."""
 
     def write_data(self, plan: dcp.SavePlan, planner: Any) -> Any:
         """Writes the values."""
@@ -167,7 +170,7 @@ class _Writer(dcp.FileSystemWriter):
 
 
 def _first_of(error: BaseException) -> BaseException:
-    """Returns the first error of a chain, because torch's archive writer adds errors of its own."""
+    """Returns the original error of a chain, to which torch's archive writer has added others."""
     while error.__context__ is not None:
         error = error.__context__
     return error
@@ -187,7 +190,7 @@ class _HeldShard(torch.Tensor):
         return found
 
     def size(self) -> torch.Size:
-        """Returns the variable's shape, which torch compares with the shape in the file."""
+        """Returns the full variable's shape, which torch compares with the shape in the file."""
         return torch.Size(self.shard.shape)
 
     def __create_chunk_list__(self) -> list[dcp.ChunkStorageMetadata]:
@@ -210,7 +213,7 @@ class _HeldShard(torch.Tensor):
         ]
 
     def __get_tensor_shard__(self, index: MetadataIndex) -> torch.Tensor:
-        """Returns the values of one block, as a view of this shard."""
+        """Returns the values of the block at `index`, as a view of this shard."""
         chunks = self.__create_chunk_list__()
         at = [chunk.offsets for chunk in chunks].index(torch.Size(index.offset or ()))
         begin = sum(chunk.sizes.numel() for chunk in chunks[:at])

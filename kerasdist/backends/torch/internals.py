@@ -1,4 +1,4 @@
-"""The functions and classes of PyTorch that are not public and that kerasdist needs."""
+"""The functions and classes of PyTorch that kerasdist uses although they are not public."""
 
 from __future__ import annotations
 

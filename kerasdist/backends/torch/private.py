@@ -1,4 +1,4 @@
-"""Interception of torch's operators, by parts of torch that are not public."""
+"""Intercepts the operators of torch. For this it uses parts of torch that are not public."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ Run = Callable[[Any, Sequence[Any], Mapping[str, Any]], object]
 
 
 def intercept(run: Run, kind: type | None = None) -> AbstractContextManager[object]:
-    """Returns a context in which ``run(operation, args, kwargs)`` runs each operation of torch.
+    """Returns a context in which torch calls ``run(operation, args, kwargs)`` for each operation.
 
-    With `kind`, a class of tensors, `run` gets only operations with an argument of that class.
+    `run` performs the operation, and returns its result. If `kind`, a class of tensors, is given,
+    torch calls `run` only for operations that have an argument of that class.
     """
     return with_base(_Interceptor, internals.DISPATCH_MODE.value)(run, kind)
 
@@ -34,7 +35,7 @@ class _Interceptor:
 
 
 def require_interception() -> None:
-    """Raises an error if torch's operators, or what they write to, cannot be observed."""
+    """Raises an error if torch lacks the private parts that this module uses."""
     for internal in (internals.DISPATCH_MODE, internals.OPERATION_SCHEMA):
         internal.require()
 

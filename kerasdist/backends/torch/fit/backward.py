@@ -22,7 +22,7 @@ from kerasdist.core.context import ReplicaLike, current, replica_scope
 
 @cache
 def install() -> None:
-    """Installs the hooks into Keras, once per process."""
+    """Installs into Keras the hooks for `remat` and for custom gradients, once per process."""
     keras_compat.install(remat=_rematerialized, custom_gradient=_with_custom_gradient)
 
 
@@ -53,7 +53,7 @@ class _Place:
 
 
 def _rematerialized(original: Callable[..., Any], function: Callable[..., Any]) -> Any:
-    """Replaces Keras's ``remat``, which computes a result again in the backward pass."""
+    """Replaces Keras's ``remat``, so that the backward pass repeats a call in the same replica."""
     outside = original(function)
 
     def wrapped(*args: object, **kwargs: object) -> Any:
@@ -67,7 +67,7 @@ def _rematerialized(original: Callable[..., Any], function: Callable[..., Any]) 
 
 @final
 class _Repeated:
-    """A function whose later calls draw the same random numbers as its first call."""
+    """A function whose later calls have the replica and the random numbers of its first call."""
 
     def __init__(self, function: Callable[..., Any], collectives: TorchCollectives) -> None:
         self._function = function
@@ -103,9 +103,9 @@ def _with_custom_gradient(
             return result
         output, gradient = result
         # Until the backward pass, the gradient function keeps alive what `forward` has read. Frozen
-        # weights that were gathered from shards would need too much memory. So if `forward` gets
-        # such weights, its gradient function is dropped, and the backward pass calls `forward` once
-        # more to get another one.
+        # weights that were gathered from shards would thus take too much memory. So if `forward`
+        # gets such weights, its gradient function is dropped. The backward pass then calls
+        # `forward` once more, to get another gradient function.
         known = None if keeps_weights else gradient
 
         def placed_gradient(*args: object, **kwargs: object) -> Any:

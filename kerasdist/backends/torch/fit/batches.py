@@ -42,7 +42,7 @@ class Part:
     """One replica's input for a step.
 
     Attributes:
-        argument: What the replica's step function is called with, such as the replica's rows.
+        argument: The argument for the replica's step function, such as the replica's rows.
         local_batch: Which part of the global batch the replica holds, in `fit`, `evaluate` and
             `predict`; None in a custom loop.
     """
@@ -100,8 +100,8 @@ def _cut(device: torch.device, begin: int, end: int, leaf: Any) -> Any:
     if has_rows(leaf):
         leaf = leaf[begin:end]
         # Slices of a tensor share its version counter. So if Keras changed one replica's mask in
-        # place, torch would refuse the backward pass of another replica. `data` has a counter of
-        # its own.
+        # place, torch would refuse the backward pass of another replica. `leaf.data` is a tensor
+        # with a version counter of its own.
         if isinstance(leaf, torch.Tensor) and not leaf.requires_grad:
             leaf = leaf.data
     return move(device, leaf)

@@ -28,8 +28,8 @@ def weighted_sum(
     """
     is_sum = len(all_gradients) > 1
     totals: list[torch.Tensor | None] = [None] * len(all_gradients[0])
-    # The gradient of some variables, such as scales for float8, is the variable's next value. The
-    # replicas' values are not added: their maximum is taken.
+    # What counts as the gradient of some variables, such as scales for float8, is the variable's
+    # next value. The replicas' next values are not added: the variable gets their maximum.
     overwritten = {i for i, one in enumerate(variables) if one.overwrite_with_gradient}
     for gradients, weight in zip(all_gradients, weights, strict=True):
         given = {index: one for index, one in enumerate(gradients) if one is not None}

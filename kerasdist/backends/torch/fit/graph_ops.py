@@ -2,8 +2,8 @@
 
 Compiled code cannot contain Python objects, so an operator gets a number, by which it finds the
 collectives of its replica. An operator sends the same messages as uncompiled code, so the model may
-be compiled on some workers and uncompiled on others. A tag keeps the compiler from merging two
-equal calls.
+be compiled on some workers and uncompiled on others. The operators have a tag that keeps the
+compiler from merging two calls with equal arguments.
 """
 
 from __future__ import annotations

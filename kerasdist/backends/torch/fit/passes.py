@@ -1,7 +1,7 @@
 """Calls a model in several passes, each with some rows of a batch, to save memory.
 
 Of each pass, only the inputs and the outputs stay in memory until the backward pass, which then
-computes the pass once more. The code that calls the model gets the outputs for all rows, so losses,
+runs the pass once more. The code that calls the model gets the outputs for all rows, so losses,
 metrics and updates are the same as after one call.
 """
 
@@ -36,8 +36,8 @@ def calls(
     # The passes have sizes as equal as possible, because calls with equal shapes reuse kernels and
     # memory.
     ends = [count * done // number for done in range(number + 1)]
-    # The keyword arguments are given as one dict, because Keras 3.12's `remat` drops keyword
-    # arguments.
+    # The keyword arguments are given in a dict, as the last positional argument, because `remat` in
+    # Keras 3.12 drops keyword arguments.
     again: Any = keras.remat(lambda *given: call(*given[:-1], **given[-1]))
     kept = kept_state_of(model)
     if kept:
@@ -59,7 +59,7 @@ def calls(
 
 
 def _of_rows(given: Any, begin: int, end: int, count: int) -> Any:
-    """Cuts each tensor that has a row per example, and its mask, to rows `begin` to `end`."""
+    """Cuts each tensor with one row per example to the rows `begin` to `end`, and its mask too."""
 
     def rows(leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor | np.ndarray) or leaf.shape[:1] != (count,):

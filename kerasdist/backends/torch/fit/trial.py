@@ -1,4 +1,4 @@
-"""Runs a training step on one device and on the replicas, for comparison, on PyTorch."""
+"""Runs a training step on PyTorch, on one device or on the replicas, to compare the results."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ class TorchTrial(Trial):
     def gathered(cls, replicas: Any, batch: Any, *, spares: bool) -> TriedBatch:
         """Returns a `TriedBatch` with the rows of all workers.
 
-        If `spares`, it has only the first rows. All workers must call this method.
+        If `spares` is True, it has only the first rows, to save memory. All workers must call this
+        method.
         """
         if not isinstance(batch, WorkerShard):
             return super().gathered(replicas, batch, spares=spares)
@@ -49,7 +50,7 @@ class TorchTrial(Trial):
 
     @contextmanager
     def own_state_kept(self) -> Generator[None]:
-        """Restores the buffers that Keras's layers have registered, when the block ends."""
+        """When the block ends, restores the buffers that Keras's layers have registered."""
         before = [
             (layer, name, one, one.clone())
             for layer in layers_with_buffers(self._model)
@@ -80,7 +81,7 @@ class TorchTrial(Trial):
                 value.grad = None
 
     def buffer(self, buffer: torch.Tensor, changing: bool = True) -> torch.Tensor:
-        """Returns the copy of a torch module's buffer; the first call makes the copy."""
+        """Returns the trial's copy of a torch module's buffer; the first call makes the copy."""
         return self._copies.setdefault(id(buffer), (buffer, _clone(buffer)))[1]
 
     def take(self, batch: TriedBatch) -> Any:
@@ -103,7 +104,7 @@ class TorchTrial(Trial):
 
 @final
 class TorchMemoryTrial(MemoryTrial, TorchTrial):
-    """Tries whether memory suffices for a step, which reads the variables without copying them."""
+    """Tries whether memory suffices for a step, which reads the variables, not copies of them."""
 
     def copy(self, variable: keras.Variable) -> torch.Tensor | None:
         """Returns a tensor that shares a variable's memory, and has a gradient of its own."""
@@ -131,8 +132,8 @@ def _clone(value: torch.Tensor) -> torch.Tensor:
 class _Drawing:
     """Lets a trial's `Draws` supply the results of torch's random operators in this thread.
 
-    So trials that are compared get equal numbers. Afterwards torch's own generators, which all
-    threads share, are as if nothing had been drawn.
+    So two trials whose results are compared get equal random numbers. Afterwards torch's own
+    generators, which all threads share, are in the same state as if nothing had been drawn.
     """
 
     def __init__(self, draws: Draws, seed: int) -> None:

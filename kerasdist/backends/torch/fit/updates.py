@@ -1,8 +1,9 @@
 """Makes Keras's optimizers update a strategy's weights in groups.
 
-Keras itself applies each operation of an update to all weights before the next operation, so each
-operation makes temporary values as large as all weights. The temporary values of a group are small.
-On a CPU they stay in the cache, so that an update takes less than half the time.
+Keras itself performs each operation of an update for all weights before it begins the next
+operation. So each operation makes temporary values that are as large as all weights together. The
+temporary values of a group are small. On a CPU they stay in the cache, so that an update takes less
+than half the time.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _BYTES_ON_CPU, _BYTES_ON_GPU = 2**21, 2**28
 
 @cache
 def install() -> None:
-    """Installs the hook into Keras, once per process."""
+    """Installs into Keras the hook that updates weights in groups, once per process."""
     keras_compat.install(update_in_groups=keras_compat.Method(_in_groups))
 
 
@@ -41,9 +42,9 @@ def _in_groups(original: Callable[..., None]) -> Callable[..., None]:
         learning_rate: Any,
     ) -> None:
         # Each call of Nadam's update multiplies one of Nadam's own variables by a factor. So Nadam
-        # gets a single call, for all weights. Other optimizers update each weight independently of
-        # the other weights. The sparse gradients of torch's own embeddings have no size in bytes,
-        # so they are not grouped.
+        # gets a single call per step, for all weights. Other optimizers update each weight
+        # independently of the other weights. The sparse gradients of torch's own embeddings have
+        # no size in bytes, by which groups are made. So a step with such gradients has one group.
         if (
             ownership.strategy_of(trainable_variables[0]) is None
             or isinstance(optimizer, keras.optimizers.Nadam)

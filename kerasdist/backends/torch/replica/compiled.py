@@ -62,8 +62,8 @@ class CompiledCalls:
         if self._gave_up:
             return plain(*args, **kwargs)
         if any(variable.aggregation == "sum" for variable in model.non_trainable_variables):
-            # All replicas but the first must read zeros in place of the value of such a variable,
-            # and compiled code cannot do this.
+            # All replicas but the first must read zeros in place of the value of such a variable.
+            # Compiled code cannot do this, because it reads the variables themselves.
             self._give_up(model, "one of its layers counts in a variable with aggregation='sum'")
             return plain(*args, **kwargs)
         scope, before = collectives.scope, collectives.calls

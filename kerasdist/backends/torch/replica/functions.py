@@ -26,7 +26,7 @@ _UNCOMPILED = (
 
 @final
 class Step:
-    """A user function as a step of a custom loop; on one replica it can be compiled."""
+    """A user's function as a step of a custom loop. With only one replica it can be compiled."""
 
     def __init__(self, function: Callable[..., Any], jit_compile: bool) -> None:
         """Wraps the function; with `jit_compile`, torch compiles it at the first call."""
@@ -54,7 +54,7 @@ class Step:
             running_step.reset(outer)
 
     def warn_if_compiled(self) -> None:
-        """Warns once that several replicas run uncompiled code, if the user asked to compile."""
+        """If the user asked to compile, warns once that several replicas run uncompiled code."""
         if self._compiled is not None:
             warn_once(self, _UNCOMPILED)
 

@@ -55,7 +55,7 @@ def _lead(
     *args: object,
     **kwargs: object,
 ) -> Any:
-    """Calls `in_replica` with the replica's scope; outside of replicas, calls Keras's method."""
+    """In a replica, calls `in_replica` with the replica's scope; elsewhere calls Keras's method."""
     scope = scope_here()
     if scope is None:
         return original(layer, *args, **kwargs)
@@ -127,7 +127,7 @@ def _call_module(
 
 
 def _buffers(scope: ReplicaScope, module: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Returns a replica's buffers of a module; in training, copies that the module may change."""
+    """Returns a replica's buffers of a module. In training these are copies, which may change."""
     _refuse_own_batch_norm(module)
     return {name: scope.buffer(buffer, module.training) for name, buffer in module.named_buffers()}
 

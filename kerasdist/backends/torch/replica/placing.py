@@ -45,7 +45,7 @@ def computing_on(device: Device) -> AbstractContextManager[object]:
 
 
 def default_generators(device: torch.device) -> list[torch.Generator]:
-    """Returns torch's own generators from which code on a device draws: the host's, and a GPU's."""
+    """Returns torch's default generators for a device: the host's and, for a GPU, the GPU's."""
     if device.type != "cuda":
         return [torch.default_generator]
     index = torch.cuda.current_device() if device.index is None else device.index
@@ -61,7 +61,10 @@ def _computing_on_gpu(device: Device) -> Iterator[None]:
 
 
 def move(device: torch.device, leaf: object) -> Any:
-    """Returns a tensor on a device, other objects unchanged; does not wait for copies to a GPU."""
+    """Moves a tensor to a device; returns any other object unchanged.
+
+    Does not wait until a copy to a GPU is done.
+    """
     if not isinstance(leaf, torch.Tensor) or leaf.device == device:
         return leaf
     if device.type == "cpu":

@@ -72,7 +72,7 @@ class StepDraws:
         self._first = None
 
     def end(self) -> None:
-        """Ends a step. With global draws, torch's own generator gets the state of a replica's."""
+        """Ends a step. With global draws, torch's own generator takes a replica's state."""
         if self._first is not None and config.draws() == "global":
             torch.default_generator.set_state(next(iter(self._generators.values())).get_state())
 
@@ -96,7 +96,7 @@ class StepDraws:
     def again(self, rank: int, state: torch.Tensor | None) -> Iterator[None]:
         """Lets a block repeat a replica's draws, beginning at the `state` of its generator.
 
-        None stands for the generator's state at the start of the step.
+        If `state` is None, the draws begin at the generator's state at the start of the step.
         """
         if self._first is None:  # nothing was drawn in this step
             yield

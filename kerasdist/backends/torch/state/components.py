@@ -7,7 +7,7 @@ one `run` to the next:
 
 - ``synchronization="on_read"``, as for the state of Keras's metrics: the variable's own value is
   the aggregate of the components.
-- no aggregation, as for the state of a seed generator, or moving statistics: the variable's own
+- no aggregation, as for the state of a seed generator or for moving statistics: the variable's own
   value is the first replica's component, as in ``tf.distribute``.
 
 When cross-replica code assigns to such a variable, every component is made anew from the assigned
@@ -46,7 +46,7 @@ Kept = tuple[tuple[torch.Tensor, ...], Version]
 
 @final
 class Components:
-    """Keeps the components of all variables on one strategy's replicas in this process."""
+    """Keeps the variables' components on those replicas of one strategy that this process has."""
 
     def __init__(self, group: Group, local: range, replicas: int) -> None:
         """Starts without components."""
@@ -94,8 +94,8 @@ class Components:
             variables: Variables that have components.
             columns: For each variable, its components on the replicas of this process.
         """
-        # The indices of the variables that have an aggregate. Any other variable itself gets the
-        # value of the first replica's component.
+        # The indices of the variables that have an aggregate. The own value of any other variable
+        # becomes equal to the first replica's component.
         shared = [
             index
             for index, variable in enumerate(variables)

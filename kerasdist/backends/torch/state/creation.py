@@ -23,7 +23,7 @@ from kerasdist.backends.torch.state.variables import ReplicaScope
 
 @cache
 def install() -> None:
-    """Installs the hooks into Keras, once per process."""
+    """Installs the hook into Keras's creation of variables, once per process."""
     keras_compat.install(variable_made=_make_variable)
 
 

@@ -9,8 +9,8 @@ begins.
 The graph of a step has one leaf per weight. The leaf has the weight's shape, but holds values only
 while the weight's group is gathered. A layer that reads a weight gets a view of the leaf, which
 keeps the values alive as long as the layer uses them. Code outside of layers gets the leaf itself,
-because the gradient is in the leaf. After such a read, the leaf's group stays gathered until the
-step ends.
+because such code may read the gradient, which autograd stores in the leaf. After such a read, the
+leaf's group stays gathered until the step ends.
 
 By default, autograd keeps in memory each weight that an operation saves for the backward pass. Here
 ``torch.autograd.graph.saved_tensors_hooks`` make autograd save a small reference instead, by which
@@ -128,7 +128,7 @@ class ShardedWeights(abc.ABC):
         """Drops gathered values, for example after an update."""
 
     def plain(self, structure: Any) -> Any:
-        """Returns a structure in which each tensor is a plain tensor with the full value."""
+        """Returns a structure in which a plain tensor, the full value, replaces each DTensor."""
         return structure
 
     def joint(self, structure: Any) -> Any:
@@ -246,7 +246,7 @@ class GatheredWeights(ShardedWeights):
     def _note(self, group: WeightGroup | None) -> WeightGroup | None:
         """Records that a group is used; returns the group that is expected next, or None.
 
-        For `group`, None means that all groups are released.
+        A `group` of None records that all groups have been released.
         """
         self._following[self._place] = group
         self._place = self._place[0] + 1, group, torch.is_grad_enabled()

@@ -23,7 +23,7 @@ from kerasdist.core.user_warnings import warn_once
 held: weakref.WeakKeyDictionary[keras.Optimizer, VariableTable[list[keras.Variable]]] = (
     weakref.WeakKeyDictionary()
 )
-"""For each optimizer and each weight: the optimizer's variables in the host's memory."""
+"""For each optimizer, by weight: the variables for the weight that are in the host's memory."""
 
 _on_host: VariableTable[bool] = VariableTable()
 
@@ -34,7 +34,7 @@ _ON_DEVICE = ("gradient_accumulator", "average")
 
 @torch.no_grad()
 def move(optimizer: keras.Optimizer, weight: keras.Variable, slot: keras.Variable) -> None:
-    """Moves a new variable of an optimizer to the host, if weights can be updated in groups."""
+    """Moves a new optimizer variable to the host, if its optimizer can update weights in groups."""
     stored = keras_compat.stored_value(slot)
     if stored is None or stored.is_meta or slot.name.endswith(_ON_DEVICE):
         return

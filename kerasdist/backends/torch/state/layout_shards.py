@@ -36,8 +36,8 @@ class LayoutShard(Shard):
     ) -> None:
         """Reads a layout: `names` has a mesh axis, or None, for each axis of the variable.
 
-        `axes` are the names of the mesh's two axes: that of the replicas, and that of the workers
-        of a replica. `groups` are this worker's row and column of the mesh.
+        `axes` are the names of the mesh's two axes: first the axis of the replicas, then the axis
+        of the workers within a replica. `groups` are this worker's row and column of the mesh.
         """
         across, inside = axes
         self.row, self.column = groups
@@ -98,7 +98,10 @@ class LayoutShard(Shard):
         own.copy_(keras_compat.ops.convert_to_tensor(part, dtype=dtype))
 
     def gather_across(self, own: torch.Tensor) -> torch.Tensor:
-        """Joins shards to the part that `cut_inside` returns. All workers must call this method."""
+        """Joins the shards of a column's workers to the part that `cut_inside` returns.
+
+        All workers must call this method.
+        """
         return _joined(own, self.outer, self.column)
 
     @torch.no_grad()

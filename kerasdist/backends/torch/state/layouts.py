@@ -54,7 +54,8 @@ class LayoutOptimizer(ShardedOptimizer):
     ) -> list[torch.Tensor]:
         """Returns shards of gradients, but full gradients for weights that are updated in full."""
         found: list[torch.Tensor] = []
-        # For each gradient: whether the workers of a row, and those of a column, hold parts of it.
+        # For each gradient: whether the workers of a row hold parts of it (`inside`), and whether
+        # the workers of a column do (`across`).
         inside, across = [], []
         for gradient, variable in zip(gradients, variables, strict=True):
             shard, held = self.updated(variable), shards.shard_of(variable)
@@ -118,7 +119,7 @@ class LayoutRules(ShardRules):
         """Returns a new shard of a weight, laid out as the map says."""
         shape = tuple(variable.shape)
         names = self._reader.axes(variable, shape)
-        assert names is not None  # because `serves` has returned True
+        assert names is not None  # this method is called only if `serves` is True
         why = self.why_whole(variable)
         return LayoutShard(shape, names, self._axes, (self.row, self.column), why)
 

@@ -18,9 +18,9 @@ from kerasdist.errors import ScopeError
 class ReadRecorder(keras_compat.InnerScope):
     """Records which variables are read, and leaves reads and writes to the enclosing scope.
 
-    Autograd returns None as the gradient of every variable that does not affect the result. But the
-    gradient shall be None only for a variable that was not read. If a variable was read, but does
-    not affect the result, the gradient shall be zeros.
+    Autograd returns None as the gradient of every variable that does not affect the result. But
+    `value_and_grad` returns None only for a variable that was not read. For a variable that was
+    read, but does not affect the result, it returns zeros.
     """
 
     def __init__(self, variables: Sequence[keras.Variable]) -> None:

@@ -49,10 +49,10 @@ _sharded_layers: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary
 
 
 class ShardedOptimizer:
-    """Knows which variables of an optimizer, and which of its updates of weights, are sharded."""
+    """Knows which of an optimizer's variables are sharded, and which weights' updates are."""
 
     def __init__(self, optimizer: keras.optimizers.Optimizer, group: ProcessGroup) -> None:
-        """Starts without slots (the optimizer's variables), which `group`'s workers will divide."""
+        """Starts without slots. The workers of `group` will divide the slots among themselves."""
         self.group = group
         self._is_elementwise = keras_compat.is_elementwise(optimizer)
         self._slots: list[keras.Variable] = []
@@ -68,7 +68,10 @@ class ShardedOptimizer:
         self._weights.put(weight, shard)
 
     def updated(self, weight: keras.Variable) -> Shard | None:
-        """Returns the shard of a weight that this worker updates; None if it updates all values."""
+        """Returns the shard of a weight that this worker updates.
+
+        Returns None if this worker updates the whole weight.
+        """
         held = shards.shard_of(weight)
         if held is None:
             return self._weights.get(weight)
@@ -82,7 +85,7 @@ class ShardedOptimizer:
     def cut(
         self, gradients: Sequence[torch.Tensor], variables: Sequence[keras.Variable]
     ) -> list[torch.Tensor]:
-        """Returns the gradients; those of sharded updates are cut to this worker's shards."""
+        """Returns the gradients; cuts each one whose update is sharded to this worker's shard."""
         held = self.of_gradients(variables)
         self._divided = [(self.group, [index in held for index in range(len(gradients))])]
         return [
@@ -118,7 +121,7 @@ class ShardedOptimizer:
                 value.copy_(shard.gather(own))
 
     def squares(self, gradients: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Returns the sum of the squares of each gradient, over the shards of all workers."""
+        """Returns, for each gradient, the sum of its elements' squares over all workers' shards."""
         found = torch.stack([one.square().sum() for one in gradients])
         for group, divided in self._divided:
             is_divided = torch.tensor(divided, device=found.device)
@@ -232,7 +235,7 @@ def _clip(
     optimizer: keras.optimizers.Optimizer,
     grads: Sequence[torch.Tensor],
 ) -> Any:
-    """Clips by norms over all shards, which equal Keras's norms of whole gradients."""
+    """Clips gradients by norms over all workers' shards, that is, by whole gradients' norms."""
     state = _state_of(optimizer, ())
     if state is None or not grads:
         return original(optimizer, grads)
@@ -280,7 +283,7 @@ class ShardRules(abc.ABC):
     weights: ShardedWeights
 
     def __init__(self, workers: ProcessGroup, job: Job) -> None:
-        """Stores the workers of the job."""
+        """Installs the hooks into Keras; stores the job and its workers."""
         require_all(keras_compat.internals, keras_compat.internals.SHARDING)
         keras_compat.internals.NAME_SCOPES.require()
         install()
@@ -334,7 +337,7 @@ class ShardRules(abc.ABC):
 
 @final
 class RulesBySize(ShardRules):
-    """The rules of a `Sharding`: a shard of a large variable is a range of its flattened values.
+    """The rules of a `Sharding`: each shard is a range of a large variable's flattened values.
 
     Attributes:
         group: The workers over which variables are sharded: all workers, or those of one machine.
@@ -362,9 +365,9 @@ class RulesBySize(ShardRules):
         if self._sharding.is_small(variable.shape) or variable.overwrite_with_gradient:
             return False
         dtype = keras_compat.stored_dtype(variable)
-        # Of untrained variables, only quantized weights and their scales are sharded. Others are
-        # whole on each worker, because a step may assign to them.
-        is_weight = variable.trainable or variable.name.endswith("_scale")  # of quantized weights
+        # Of the variables that are not trained, only quantized weights and their scales are
+        # sharded. The others are whole on each worker, because a step may assign to them.
+        is_weight = variable.trainable or variable.name.endswith("_scale")
         is_quantized = dtype == "int8" or (dtype == "uint8" and variable.name.startswith("kernel"))
         return is_quantized or (keras.backend.is_float_dtype(dtype) and is_weight)
 

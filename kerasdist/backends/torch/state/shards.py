@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 _shards: VariableTable[Shard] = VariableTable()
 _undrawn: list[tuple[weakref.ref[keras.Variable], Shard, ProcessGroup]] = []
 _groups: weakref.WeakSet[WeightGroup] = weakref.WeakSet()
-_numbers = itertools.count()  # the numbers of groups
+_numbers = itertools.count()  # gives each `WeightGroup` its number
 
 # The number of elements of a NumPy array that torch copies at a time.
 _BLOCK = 1 << 20
@@ -70,7 +70,7 @@ class Shard:
     """
 
     def __init__(self, shape: tuple[int, ...], group: ProcessGroup) -> None:
-        """Shards a shape over the workers of a group."""
+        """Divides a variable of this shape over the workers of a group."""
         size = math.prod(shape)
         self.shape = self.gradient_shape = shape
         self.size = size
@@ -94,7 +94,7 @@ class Shard:
 
     def cut(self, whole: torch.Tensor) -> torch.Tensor:
         """Returns this worker's shard of a whole value, as a view if torch can make one."""
-        # A gradient may be sparse, as torch's embeddings make it.
+        # The value may be a sparse gradient of an embedding.
         return whole.detach().to_dense().reshape(-1)[self.begin : self.end]
 
     def copy_cut(self, own: torch.Tensor, whole: np.ndarray[Any, Any], dtype: str) -> None:
@@ -108,7 +108,7 @@ class Shard:
     def gather(self, own: torch.Tensor) -> torch.Tensor:
         """Returns the whole value from the workers' shards. All workers must call this method."""
         draw_all()
-        # An offloaded shard is in the host's memory, from which a GPU's group cannot send.
+        # An offloaded shard is in the host's memory, from which NCCL, used for GPUs, cannot send.
         own = move(self.group.device, own.detach())
         gathered = self.group.gather_alike(padded(own, self.length))
         return gathered.view(-1)[: self.size].view(self.shape)
@@ -172,7 +172,7 @@ class WeightGroup:
     def full_values(
         self, gathered: torch.Tensor
     ) -> Generator[tuple[keras.Variable, Shard, torch.Tensor]]:
-        """Yields each weight that still exists, with a copy of its full value from the message."""
+        """Yields each weight that still exists, with its full value, copied out of `gathered`."""
         lengths = [shard.length * dtype.itemsize for _, shard, dtype in self._members]
         columns = gathered.view(self._group.size, -1).split(lengths, 1)
         for (reference, shard, dtype), column in zip(self._members, columns, strict=True):
@@ -198,7 +198,7 @@ class WeightGroup:
 
 
 def shard_of(variable: keras.Variable) -> Shard | None:
-    """Returns the shard of a variable; None if it is not sharded, and None within a `Trial`."""
+    """Returns a variable's shard; None if it is not sharded, and for all variables in a `Trial`."""
     return _shards.get(variable) if current.trial is None else None
 
 
@@ -223,7 +223,7 @@ def keep_shard(variable: keras.Variable, shard: Shard) -> None:
 def shard_without_values(
     variable: keras.Variable, initializer: object, shard: Shard, workers: ProcessGroup
 ) -> None:
-    """Makes a shard without values, which come later from a weight file or from `draw_all`."""
+    """Makes a shard whose values come later, such as from a weight file or from `draw_all`."""
     own = keras_compat.ops.zeros(shard.own_shape, keras_compat.stored_dtype(variable))
     keras_compat.store_value(variable, torch.nn.Parameter(own, requires_grad=variable.trainable))
     _shards.put(variable, shard)
@@ -233,7 +233,7 @@ def shard_without_values(
 
 @torch.no_grad()
 def draw_all() -> None:
-    """Draws, on the chief, values for all variables without values. All workers must call it.
+    """Draws values, on the chief, for variables that have none yet. All workers must call it.
 
     All shards are allocated before the first full value is made, so that full values leave no gaps
     in memory when they are freed.
@@ -260,7 +260,7 @@ def draw_all() -> None:
 
 
 def draw_one(variable: keras.Variable, shard: Shard, workers: ProcessGroup) -> None:
-    """Draws values on the chief, and gives each worker its shard. All workers must call it."""
+    """Draws a variable's values on the chief; gives each worker its shard. All must call it."""
     own, initializer = keras_compat.held_value(variable).detach(), shard.initializer
     shard.initializer = None
     with (
@@ -284,7 +284,8 @@ def _blocks(shape: Sequence[int], begin: int, end: int) -> Generator[Block]:
         return
     while begin < end:
         along, inner = 0, math.prod(shape[1:])
-        # Find the outermost axis along which a whole entry begins at `begin` and ends in the range.
+        # Find the outermost axis along which a slice of size 1 begins at `begin`, and ends before
+        # the range does or together with it.
         while begin % inner or begin + inner > end:
             along += 1
             inner //= shape[along]
@@ -373,7 +374,7 @@ class _Reading:
 
 @cache
 def install() -> None:
-    """Hooks into Keras's reads and writes of variables, once per process."""
+    """Installs the hooks into Keras's reads and writes of variables, once per process."""
     weight_files.install()
     keras_compat.install(read_whole=_read, store=_store, track=_track)
 
@@ -411,7 +412,7 @@ def _store(original: Callable[..., Any], variable: keras.Variable, value: Any) -
     def checksum() -> int:
         if isinstance(value, np.ndarray):  # usually from a file, so it is not copied as a whole
             return checksum_in_type(value, dtype)
-        # The bytes are taken in torch, because NumPy lacks some types.
+        # torch gives the bytes, because NumPy lacks some types, such as bfloat16.
         return checksum_of(bytes_of(value, "cpu").numpy())
 
     with meeting_at(variable, "assignment", current_job(), checksum):

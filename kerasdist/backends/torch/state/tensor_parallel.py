@@ -2,15 +2,15 @@
 
 In a step each weight that is trained or sharded has an autograd leaf of its own: a DTensor over
 the replica's workers, which uses the memory of this worker's shard. So whatever is computed with a
-weight is a DTensor, and so are all gradients. Other tensors are equal on these workers, and count
-as replicated (`implicit_replication`). A DTensor becomes a plain tensor, with the full value on
-each worker, in two cases: a model returns it to the code that computes losses and metrics, or a
-step assigns it to a variable.
+weight is a DTensor, and so are all gradients. Other tensors are equal on all workers of the
+replica, and DTensor treats them as replicated (`implicit_replication`). A DTensor becomes a plain
+tensor, with the full value on each worker, in two cases: a model returns it to the code that
+computes losses and metrics, or a step assigns it to a variable.
 
 DTensor has no rule for some operators, and no useful rule for convolutions. So a dispatch mode
 intercepts each operator before DTensor does. If DTensor has no rule, each worker computes the
-operator from full values, which gives the right result for any operator. The first time, a warning
-names the operator.
+operator from full values, which gives the right result for any operator. When this first
+happens, a warning names the operator.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _aten = torch.ops.aten
 
 @final
 class Leaf:
-    """The autograd leaf of one weight. The leaf has the gradient until the optimizer's update.
+    """The autograd leaf of one weight. The leaf keeps the gradient until the optimizer's update.
 
     If the weight is also sharded over the replicas, the leaf's values are gathered at the first
     read in a step, and freed at the end of the step or of an update.
@@ -192,7 +192,7 @@ class LayoutWeights(ShardedWeights):
         return map_leaves(_plain, structure)
 
     def joint(self, structure: Any) -> Any:
-        """Returns a structure in which each plain tensor that requires gradients is a DTensor."""
+        """Returns a structure in which DTensors replace plain tensors that require gradients."""
 
         def joined(leaf: Any) -> Any:
             is_plain = isinstance(leaf, torch.Tensor) and not isinstance(leaf, DTensor)
@@ -203,7 +203,7 @@ class LayoutWeights(ShardedWeights):
         return map_leaves(joined, structure)
 
     def equalize(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Returns the tensors of the replica's first worker, on all its workers."""
+        """Returns, on all workers of the replica, the tensors of the replica's first worker."""
         return self._row.from_chief(tensors)
 
     @torch.no_grad()
@@ -313,7 +313,7 @@ def _placed(local: torch.Tensor, mesh: Any, placement: Any = _REPLICATED) -> DTe
 
 
 def _local(tensor: Any, mesh: Any, placement: Any) -> Any:
-    """Converts a tensor to a placement; returns this worker's local tensor of the result."""
+    """Converts a tensor to a DTensor with this placement; returns this worker's part of it."""
     if tensor is None:
         return None
     if not isinstance(tensor, DTensor):
@@ -324,13 +324,14 @@ def _local(tensor: Any, mesh: Any, placement: Any) -> Any:
 def _embedding_gradient(  # noqa: PLR0917  torch's parameters
     mesh: Any, gradient: Any, indices: Any, rows: int, padding: int, by_frequency: bool
 ) -> Any:
-    """Computes the gradient of this worker's rows of an embedding; None if not supported."""
+    """Computes the gradient of this worker's rows of an embedding; returns None if it cannot."""
     own = rows // mesh.size()
     if own * mesh.size() != rows or by_frequency or gradient.placements[0].is_shard():
         return None
     whole, numbers = _local(gradient, mesh, _REPLICATED), _local(indices, mesh, _REPLICATED)
     begin = mesh.get_local_rank() * own
-    # One more row takes the gradients of padding and of other workers' rows. It is dropped below.
+    # An additional last row takes the gradients of padding and of other workers' rows. The
+    # slice ``[:own]`` drops it again.
     is_own = (numbers >= begin) & (numbers < begin + own) & (numbers != padding)
     numbers = torch.where(is_own, numbers - begin, own)
     found = _aten.embedding_dense_backward.default(whole, numbers, own + 1, -1, False)[:own]
@@ -338,14 +339,14 @@ def _embedding_gradient(  # noqa: PLR0917  torch's parameters
 
 
 def _is_by_channels(weight: Any, settings: Sequence[Any]) -> bool:
-    """Returns whether a convolution's kernel is sharded by output channels, and has no groups."""
+    """Returns whether an ordinary convolution, without groups, is sharded by output channels."""
     *_, transposed, _, groups = settings
     is_by_outputs = isinstance(weight, DTensor) and weight.placements == (Along(0),)
     return is_by_outputs and not transposed and groups == 1
 
 
 def _convolve(mesh: Any, inputs: Any, weight: Any, bias: Any, *settings: Any) -> Any:
-    """Computes this worker's output channels of a convolution; None unless `_is_by_channels`."""
+    """Computes this worker's output channels; returns None if `_is_by_channels` returns False."""
     if not _is_by_channels(weight, settings):
         return None
     own = _aten.convolution.default(
@@ -380,6 +381,6 @@ _RULES: dict[Any, Callable[..., Any]] = {
     _aten.convolution_backward.default: _convolve_backward,
     _aten.embedding_dense_backward.default: _embedding_gradient,
 }
-# The operators for which DTensor's own rules are not used: those rules support sharded inputs, but
-# no sharded kernels.
+# The operators for which DTensor's own rules are not used, because these rules support sharded
+# inputs, but not sharded kernels.
 _WRONG = {_aten.convolution.default, _aten.convolution_backward.default}

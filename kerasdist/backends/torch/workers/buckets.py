@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 # DistributedDataParallel's default size: so large that the latency of a message hardly counts.
 _BUCKET_BYTES = 25 * 2**20
-# For how many seconds a step waits for earlier sums before it makes more full gradients.
+# For how many seconds a step waits for earlier sums before it sends further full gradients.
 _PATIENCE = 20.0
 # For how many seconds a step on a CPU polls for a sum before it sleeps until the sum is there. A
 # thread that has slept computes slowly at first: its CPU has gone to sleep, too.
@@ -38,7 +38,7 @@ _POLLING = 1e-3
 class Bucket:
     """Gradients of one type, which one all-reduce sums.
 
-    The last bucket has room for more: flags that say which gradients a worker has, and metrics.
+    The last bucket also has room for metrics, and for flags that say which gradients a worker has.
     """
 
     def __init__(self, like: Sequence[torch.Tensor], room: int, group: ProcessGroup) -> None:
@@ -57,7 +57,7 @@ class Bucket:
         self.work: Waitable | None = None
 
     def put(self, place: int, gradient: torch.Tensor | None, weight: float) -> torch.Tensor | None:
-        """Copies a weighted gradient into the bucket; returns the gradient's view in the bucket."""
+        """Stores a gradient, multiplied by `weight`, in the bucket; returns the stored product."""
         kept = self.gradients[place]
         if gradient is None:
             kept.zero_()
@@ -88,7 +88,7 @@ class Bucket:
 
 @final
 class ShardedBucket:
-    """Gradients of sharded weights in one message; each worker gets its shards of their sums."""
+    """Gradients of sharded weights, sent in one message. A worker gets its shards of the sums."""
 
     def __init__(
         self, like: Sequence[torch.Tensor], shards: Sequence[Shard], group: ProcessGroup
@@ -108,7 +108,7 @@ class ShardedBucket:
         self._parts: Sequence[torch.Tensor] = ()
 
     def put(self, place: int, gradient: torch.Tensor | None, weight: float) -> torch.Tensor | None:
-        """Copies a weighted gradient into the bucket; returns no view of it, unlike `Bucket`."""
+        """Stores a gradient, multiplied by `weight`, in the bucket; returns no view of it."""
         if self._numbers is None:
             self._numbers = self._like.new_zeros(self._group.size, sum(self._lengths))
         if gradient is not None:
@@ -208,9 +208,10 @@ class Buckets:
 
     @torch.no_grad()
     def put(self, index: int, gradient: torch.Tensor | None, weight: float) -> torch.Tensor | None:
-        """Copies a weighted gradient into its bucket.
+        """Stores a gradient, multiplied by `weight`, in the gradient's bucket.
 
-        Returns the gradient's view in the bucket; None if only a shard of the gradient is kept.
+        Returns the product, which is a view of the bucket. Returns None if the worker will get only
+        a shard of the gradient's sum.
         """
         bucket, place = self._places[index]
         self._arrived.add(index)
@@ -236,7 +237,7 @@ class Buckets:
     def finish(
         self, gradients: Gradients, weight: float = 1.0
     ) -> tuple[list[torch.Tensor | None], list[bool]]:
-        """Fills in the gradients that have not arrived, and waits for all sums.
+        """Puts the gradients that have not arrived yet into their buckets; waits for all sums.
 
         Returns the sums, and which variables have a gradient on any worker.
         """
@@ -270,10 +271,11 @@ class Buckets:
     def _wait_for_earlier(self) -> None:
         """Waits for running sums, so that few full gradients exist even if the network is slow.
 
-        The wait is limited, because otherwise it could last forever. If another worker's loss does
-        not depend on a weight, that worker sums the weight's gradient only after its backward pass.
-        But its backward pass gathers weights, for which it needs this worker, and this worker waits
-        here. After a wait that reached the limit, this object waits no more.
+        The wait is limited, because otherwise it could last forever, in this case: the loss of
+        another worker does not depend on a weight, so that worker sums the weight's gradient only
+        after its backward pass. But its backward pass gathers weights, for which it needs this
+        worker, and this worker waits here. After a wait that reached the limit, this object waits
+        no more.
         """
         for bucket in self._buckets[: self._started]:
             if isinstance(bucket, ShardedBucket) and not bucket.wait(self._patience):

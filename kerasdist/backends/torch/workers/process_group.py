@@ -1,7 +1,7 @@
 """Collectives between the processes that hold replicas. In a job they use torch's process groups.
 
 The replicas of one process are threads, and their values are combined first (`collectives.py`).
-Then the process's group combines the result with the results of the other processes.
+Then a `Group` combines the process's result with the results of the other processes.
 
 Tensors are packed into as few messages as possible, because a message's latency costs more than
 sending a few numbers. Tensors to be summed are packed by type; tensors to be copied are packed as
@@ -228,7 +228,9 @@ def _wait_in_thread(work: Waitable) -> futures.Future[object]:
 
 @final
 class ReduceScatter:
-    """A started reduce-scatter. If several machines hold the same shards, a sum over them follows.
+    """A started reduce-scatter, which a sum over the machines may follow.
+
+    The sum follows if several machines hold the same shards.
 
     Torch's work object keeps the sent tensor in memory. NCCL's object keeps the tensor until `wait`
     has made this thread's stream wait. Gloo's object keeps a copy until `wait` returns, and cannot
@@ -288,7 +290,7 @@ class ProcessGroup(Group):
 
     Attributes:
         device: The device on which this worker's tensors are sent and received.
-        of_torch: The group that torch's own functions take; None means torch's default group.
+        of_torch: The group to pass to torch's own functions; None means torch's default group.
         bytes_per_pack: The size of a bucket of gradients; None for the default.
         between: In a group of one machine's workers: the group of this worker and of those on other
             machines that hold the same shards. None in other groups.
@@ -339,7 +341,7 @@ class ProcessGroup(Group):
 
     def mesh(self) -> Any:
         """Returns a device mesh of torch for this group. `in_grid` must have made the group."""
-        # imported here, because few programs need this
+        # imported here, because few programs need this module
         from torch.distributed.device_mesh import DeviceMesh
 
         assert self.of_torch is not None  # `in_grid` has set it
@@ -373,7 +375,10 @@ class ProcessGroup(Group):
         return flat if dtype is None or flat.itemsize <= dtype.itemsize else flat.to(dtype)
 
     def start_gather_of_parts(self, part: torch.Tensor) -> tuple[Waitable, torch.Tensor]:
-        """Starts an all-gather of equal parts; returns its handle, and the tensor for all parts."""
+        """Starts an all-gather of parts of equal size.
+
+        Returns its handle, and the tensor that has all parts after the gather.
+        """
         whole = part.new_empty(self.size * len(part))
         self._record("all_gather", part)
         return _gather_into(whole, part, group=self.of_torch, async_op=True), whole
@@ -425,7 +430,7 @@ class ProcessGroup(Group):
 
     @torch.no_grad()
     def broadcast(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Returns the chief's tensor. It overwrites the worker's own tensor if that is possible."""
+        """Returns the chief's tensor. May overwrite `tensor`, the worker's own, with its values."""
         flat = bytes_of(tensor, self.device)
         self._record("broadcast", flat)
         with metering.waiting_for_workers():
@@ -482,7 +487,10 @@ class ProcessGroup(Group):
     def _exchange_sizes(
         self, label: str, tensors: Sequence[torch.Tensor], axis: int | None
     ) -> torch.Tensor:
-        """Returns the sizes along an axis, one row per worker; checks all other sizes and types."""
+        """Returns the sizes of the tensors along an axis, one row per worker.
+
+        Refuses tensors that differ between the workers in another size or in their type.
+        """
         own = torch.tensor([_header(tensor) for tensor in tensors], dtype=torch.int64)
         # Gloo sends the headers, also for tensors on GPUs, because the host needs the shapes.
         every = self._gathered(own, own.device)
@@ -512,7 +520,7 @@ def bytes_of(tensor: torch.Tensor, device: torch.device | str) -> torch.Tensor:
 
 
 def _of_bytes(row: torch.Tensor, dtype: torch.dtype, shape: torch.Size) -> torch.Tensor:
-    # The bytes are copied, because they may not be aligned for the type.
+    # The bytes are copied, because their address need not be a multiple of the type's size.
     whole = row.clone(memory_format=torch.contiguous_format)
     return whole.view(-1).view(dtype).view(shape)
 

@@ -53,7 +53,7 @@ class GradientReducer:
     ) -> None:
         """Starts without buckets; `gradient_sum` sums the gradients that have no bucket.
 
-        `sums` are the variables of metrics that are sums over the workers, by their ids.
+        `sums` has the metrics' variables that are summed over the workers, by the variables' ids.
         """
         self._model = model
         self._sum = gradient_sum
@@ -104,7 +104,7 @@ class GradientReducer:
         if self._unreached is None:
             pairs = zip(variables, totals, strict=True)
             self._unreached = {id(variable) for variable, total in pairs if total is None}
-            # If gradients are sent in a smaller type, metrics are not sent with them.
+            # Metrics are not sent with gradients in a smaller type, which would make them inexact.
             self._seen = None if self._sum.group.gradients_travel_as else buckets.early(self._sums)
             if self._unreached:
                 self._drop()
@@ -124,7 +124,8 @@ class GradientReducer:
     def end(self, scope: ReplicaScope) -> dict[int, torch.Tensor]:
         """Ends a step; returns the sums of metrics that came with its gradients, by variable id.
 
-        All workers must call it, because after the first step they agree on these metrics.
+        All workers must call this method: after the first step it exchanges messages, by which the
+        workers agree on which metrics to send with the gradients of later steps.
         """
         seen, self._seen = self._seen, None
         if seen is not None and self._sums:
@@ -133,11 +134,11 @@ class GradientReducer:
             [workers] = group.sums([torch.tensor(kept)])
             pairs = zip(self._sums.values(), workers.tolist(), strict=True)
             self._early = [variable for variable, count in pairs if count == group.size]
-            self._drop()  # the next step makes buckets with room for these
+            self._drop()  # the next step makes buckets with room for `_early`
         return {} if self._buckets is None else self._buckets.sums_of_metrics()
 
     def _new_buckets(self, scope: ReplicaScope, weight: float) -> HookedBuckets | None:
-        """Returns buckets for variables that may have a gradient, None if there are none."""
+        """Returns buckets for variables that may have a gradient; None if no variable may."""
         variables = self._model.trainable_weights
         served = [
             id(variable) not in (self._unreached or ())
@@ -161,7 +162,7 @@ class GradientReducer:
 
 @final
 class HookedBuckets(Buckets):
-    """Buckets for some of an optimizer's variables, which hooks fill during the backward pass."""
+    """Buckets that hooks fill during the backward pass, for some of an optimizer's variables."""
 
     def __init__(
         self,
@@ -244,7 +245,7 @@ class HookedBuckets(Buckets):
             gradient = weights.own_gradient(gradient, self._variables[index])
         kept = self.put(index, gradient, self._weight)
         # `grad` becomes None if the classes differ, because torch refuses a plain tensor as the
-        # gradient of a DTensor. A `torch.nn.Parameter` differs from its gradient, too.
+        # gradient of a DTensor. A `torch.nn.Parameter`, too, is of another class than its gradient.
         parameter.grad = kept if type(parameter) is type(gradient) else None
         if self._scope.sums_in_backward:
             return
@@ -253,7 +254,11 @@ class HookedBuckets(Buckets):
             self.start_last()
 
     def sums(self, gradients: Gradients) -> tuple[list[torch.Tensor | None], list[int]]:
-        """Returns the sums, and which variables without a bucket have a gradient on any worker."""
+        """Returns the sums of the gradients that have a bucket.
+
+        Also returns the indices of the variables without a bucket that have a gradient on any
+        worker.
+        """
         self._is_open = False
         totals, somewhere = self.finish(gradients, self._weight)
         return totals, [index for index in self._unserved if somewhere[index]]

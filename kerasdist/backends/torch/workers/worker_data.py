@@ -1,4 +1,4 @@
-"""Data adapters of a worker. From arrays it reads only its own rows, from other data all rows.
+"""Data adapters of a worker, which reads only its own rows of arrays, but other data whole.
 
 Rows are copied to a GPU one batch ahead, from page-locked memory
 (`kerasdist.backends.torch.replica.placing.move`) and in a CUDA stream of their own.
@@ -26,7 +26,7 @@ from kerasdist.input.sharding import WorkerShard, bounds_of_replica
 class OwnRowsAdapter(WrappedAdapter):
     """Yields this worker's rows of each batch, as a `WorkerShard`.
 
-    A batch with fewer rows than workers is not divided: each worker gets all its rows.
+    A batch with fewer rows than workers is not divided: each worker gets all rows of the batch.
     """
 
     def __init__(self, inner: Any, workers: int, rank: int, device: torch.device) -> None:
@@ -65,14 +65,14 @@ def _on_host(batches: Iterator[Any]) -> Iterator[Any]:
 
 @final
 class WholeBatchesAdapter(WrappedAdapter):
-    """Yields every batch of a source; in each iteration, workers compare their first batches."""
+    """Yields every batch of a source, and records batches, by which workers compare their data."""
 
     def __init__(self, inner: Any, first_batches: FirstBatches) -> None:
         super().__init__(inner)
         self._first_batches = first_batches
 
     def begun(self, make: Callable[[], Iterator[Any]]) -> Iterator[Any]:
-        """Returns the batches of the source, and records them for the comparison of workers."""
+        """Returns the batches of the source, and records them, to compare them between workers."""
         return self._first_batches.recorded(make())
 
 
