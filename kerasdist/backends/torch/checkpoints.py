@@ -73,7 +73,7 @@ class DcpFormat(CheckpointFormat):
     def load(
         self, path: str, wanted: Sequence[tuple[Key, keras.Variable]], replicas: ReplicaSet | None
     ) -> None:
-        """Reads the values of the wanted variables from a checkpoint, in place."""
+        """Reads the wanted variables' values from a checkpoint into the variables."""
         names, _ = _read(path)
         targets: dict[str, Any] = {}
         for key, variable in wanted:
@@ -201,7 +201,7 @@ class _HeldShard(torch.Tensor):
         ]
 
     def __create_write_items__(self, name: str, _: object) -> list[planner.WriteItem]:
-        """Returns an item to write for each block that this worker has."""
+        """Returns one `WriteItem` for each block that this worker has."""
         properties = TensorProperties.create_from_tensor(self)
         return [
             planner.WriteItem(

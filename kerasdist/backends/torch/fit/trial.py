@@ -50,7 +50,7 @@ class TorchTrial(Trial):
 
     @contextmanager
     def own_state_kept(self) -> Generator[None]:
-        """When the block ends, restores the buffers that Keras's layers have registered."""
+        """When the block ends, restores the earlier values of the buffers of Keras's layers."""
         before = [
             (layer, name, one, one.clone())
             for layer in layers_with_buffers(self._model)

@@ -72,7 +72,11 @@ class StepDraws:
         self._first = None
 
     def end(self) -> None:
-        """Ends a step. With global draws, torch's own generator takes a replica's state."""
+        """Ends a step.
+
+        If `kerasdist.config.draws` is "global", torch's own generator gets the state of a replica's
+        generator.
+        """
         if self._first is not None and config.draws() == "global":
             torch.default_generator.set_state(next(iter(self._generators.values())).get_state())
 
@@ -182,7 +186,7 @@ def part_from_other_gpus(rank: int, device: torch.device) -> None:
 
 @contextmanager
 def chiefs_draws(group: Group, device: torch.device) -> Iterator[None]:
-    """Makes torch's generators draw the same numbers on all workers as on the chief, in a block.
+    """In a block, makes torch's generators on all workers draw the same numbers as on the chief.
 
     All workers must enter the context. Afterwards a generator whose state had differed from the
     chief's gets its own state back.

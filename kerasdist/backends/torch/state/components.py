@@ -46,7 +46,7 @@ Kept = tuple[tuple[torch.Tensor, ...], Version]
 
 @final
 class Components:
-    """Keeps the variables' components on those replicas of one strategy that this process has."""
+    """Keeps all variables' components, for this process's replicas of one strategy."""
 
     def __init__(self, group: Group, local: range, replicas: int) -> None:
         """Starts without components."""

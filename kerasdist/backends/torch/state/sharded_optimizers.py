@@ -344,7 +344,7 @@ class RulesBySize(ShardRules):
     """
 
     def __init__(self, sharding: Sharding, workers: ProcessGroup, job: Job) -> None:
-        """Stores the user's `Sharding`."""
+        """Stores the user's `Sharding`. All workers of the job must make this object."""
         super().__init__(workers, job)
         hosts = count_hosts(sharding, job, workers.size)
         self.group = workers if hosts == 1 else workers.within_host(workers.size // hosts)

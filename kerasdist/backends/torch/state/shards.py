@@ -172,7 +172,7 @@ class WeightGroup:
     def full_values(
         self, gathered: torch.Tensor
     ) -> Generator[tuple[keras.Variable, Shard, torch.Tensor]]:
-        """Yields each weight that still exists, with its full value, copied out of `gathered`."""
+        """Yields each weight that still exists, its `Shard`, and its full value from `gathered`."""
         lengths = [shard.length * dtype.itemsize for _, shard, dtype in self._members]
         columns = gathered.view(self._group.size, -1).split(lengths, 1)
         for (reference, shard, dtype), column in zip(self._members, columns, strict=True):
@@ -260,7 +260,10 @@ def draw_all() -> None:
 
 
 def draw_one(variable: keras.Variable, shard: Shard, workers: ProcessGroup) -> None:
-    """Draws a variable's values on the chief; gives each worker its shard. All must call it."""
+    """Draws a variable's values on the chief, and gives each worker its shard of them.
+
+    All workers must call this function.
+    """
     own, initializer = keras_compat.held_value(variable).detach(), shard.initializer
     shard.initializer = None
     with (
@@ -284,8 +287,8 @@ def _blocks(shape: Sequence[int], begin: int, end: int) -> Generator[Block]:
         return
     while begin < end:
         along, inner = 0, math.prod(shape[1:])
-        # Find the outermost axis along which a slice of size 1 begins at `begin`, and ends before
-        # the range does or together with it.
+        # Find the outermost axis along which a slice of size 1 begins at `begin`, and ends no
+        # later than the range.
         while begin % inner or begin + inner > end:
             along += 1
             inner //= shape[along]

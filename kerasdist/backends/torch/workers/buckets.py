@@ -67,11 +67,11 @@ class Bucket:
         return kept
 
     def start(self) -> None:
-        """Starts the sum."""
+        """Starts the sum over the workers."""
         self.work = self._group.start_sum(self.numbers)
 
     def wait(self) -> None:
-        """Waits for the sum."""
+        """Waits until the sum over the workers is done."""
         assert self.work is not None
         with metering.waiting_for_workers():
             if not self.numbers.is_cuda and isinstance(self.work, dist.Work):
@@ -119,7 +119,7 @@ class ShardedBucket:
         return None
 
     def start(self) -> None:
-        """Starts the sum."""
+        """Starts the sum over the workers."""
         assert self._numbers is not None
         self._sum = self._group.start_sum_of_parts(self._numbers.view(-1))
         self._numbers = None
@@ -144,7 +144,7 @@ class ShardedBucket:
 
 
 class Buckets:
-    """The buckets for some variables' gradients, the last variables first.
+    """Buckets for the gradients of some variables, in reverse order of the variables.
 
     All workers have equal buckets. The buckets' collectives start in the order of the buckets, each
     one as soon as its bucket is full and `start_full` is called. The last bucket's all-reduce

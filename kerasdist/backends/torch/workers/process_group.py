@@ -348,7 +348,7 @@ class ProcessGroup(Group):
         return DeviceMesh.from_group(self.of_torch, self.device.type, mesh_dim_names=("model",))
 
     def _record(self, kind: str, sent: torch.Tensor) -> None:
-        """Records a collective that starts, if the user has asked for that."""
+        """Records that a collective starts, if the user has asked to record collectives."""
         if self._collectives is not None:
             dtype = str(sent.dtype).removeprefix("torch.")
             of = f"in the group of {self._name}"
@@ -387,7 +387,8 @@ class ProcessGroup(Group):
     def of_buckets(self) -> ProcessGroup:
         """A second group of the same workers. It sums gradients while this group gathers weights.
 
-        All workers must create it at the same point.
+        All workers must first read this property at the same point, because the first read makes
+        the group.
         """
         beside = copy.copy(self)
         beside._name += ", for buckets"

@@ -265,7 +265,7 @@ class HookedBuckets(Buckets):
 
     @torch.no_grad()
     def start_last(self, present: Sequence[bool] = ()) -> None:
-        """Copies the metrics into the last bucket, and starts its sum."""
+        """Copies the metrics into the last bucket, and starts the bucket's sum over the workers."""
         self._sent = [self._scope.get_current_value(one) for one in self._metrics]
         if self._sent:
             internals.COPY_TO_EACH.value(self.metrics.unbind(), self._sent)
