@@ -28,7 +28,7 @@ import keras
 
 from kerasdist import keras_compat
 from kerasdist.backends.base.collectives import Collectives, SoleReplica
-from kerasdist.core.context import StrategyLike, current, scoped_strategy
+from kerasdist.core.context import ReplicaLike, current, scoped_strategy
 from kerasdist.keras_compat import internals, ops
 
 Original = Callable[..., Any]
@@ -85,7 +85,7 @@ def called(original: Original, layer: keras.Layer, *args: object, **kwargs: obje
     _require_places()
     if replica.local_batch is None and replica.num_replicas_in_sync > 1:
         keep_statistics(layer, replica.strategy.options.batch_norm)
-    is_alike = _is_synchronized(layer, replica.strategy, in_fit=replica.local_batch is not None)
+    is_alike = _is_synchronized(replica, layer)
     with replica.collectives.equal_writes() if is_alike else nullcontext():
         return original(layer, *args, **kwargs)
 
@@ -112,7 +112,7 @@ def moments(original: Original, layer: Any, inputs: Any, mask: Any) -> tuple[Any
         # Keras cannot synchronize on this backend, but outside of replicas `inputs` has all rows.
         return global_moments(SoleReplica(), 1, inputs, reduced_axes(layer, inputs), mask)
     axes = reduced_axes(layer, inputs)
-    if _is_synchronized(layer, replica.strategy, in_fit=replica.local_batch is not None):
+    if _is_synchronized(replica, layer):
         replicas = replica.num_replicas_in_sync
         return global_moments(replica.collectives, replicas, inputs, axes, mask)
     own_moments = replica.collectives.own_moments
@@ -135,19 +135,11 @@ def reduced_axes(layer: Any, inputs: Any) -> tuple[int, ...]:
     return (*range(channels), *range(channels + 1, rank))
 
 
-def has_synchronized_layers(model: Any, strategy: StrategyLike) -> bool:
-    """Returns whether layers of a model use the statistics of the global batch in `fit`."""
-    return any(
-        isinstance(layer, keras.layers.BatchNormalization)
-        and layer.trainable
-        and _is_synchronized(layer, strategy, in_fit=True)
-        for layer in keras_compat.flat_layers(model)
-    )
-
-
-def _is_synchronized(layer: Any, strategy: StrategyLike, *, in_fit: bool) -> bool:
-    norm = strategy.options.batch_norm
-    return layer.synchronized or (norm != "per_replica" if in_fit else norm == "synchronized")
+def _is_synchronized(replica: ReplicaLike, layer: Any) -> bool:
+    if layer.synchronized:
+        return True
+    norm = replica.strategy.options.batch_norm
+    return norm == "synchronized" if replica.local_batch is None else norm != "per_replica"
 
 
 def global_moments(

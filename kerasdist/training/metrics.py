@@ -191,12 +191,6 @@ def metrics_of(model: Any) -> Iterator[Any]:
             yield from (one for one in given if isinstance(one, keras.metrics.Metric))
 
 
-def has_built_metrics(model: Any) -> bool:
-    """Returns whether Keras has made all metrics that `compile` got as names or functions."""
-    attached = keras_compat.attached_metrics(model)
-    return all(one.built for one in attached if keras_compat.is_compile_metrics(one))
-
-
 def prepare(model: Any, strategy: Strategy) -> None:
     """Prepares a model's metrics and activity regularizers for `fit`.
 
