@@ -203,7 +203,7 @@ class Backend(abc.ABC):
     def value_and_grad(
         function: Callable[[], tuple[Any, Any]], variables: Sequence[Any]
     ) -> tuple[tuple[Any, Any], list[Any]]:
-        """Calls a function and computes the gradients of its value with respect to variables.
+        """Calls a function, and computes the gradients of its first result for some variables.
 
         Args:
             function: Takes no argument and returns a pair of a scalar tensor and any other value.
@@ -361,8 +361,8 @@ class ReplicaSet(abc.ABC):
         """Returns this worker's shards of a variable; none if workers do not shard the variable.
 
         The shards of the workers with the lowest ranks, in the order of the ranks, make up the
-        whole variable. All other workers hold copies of these shards. The call does not
-        communicate.
+        whole variable. All other workers hold copies of these shards. This method exchanges no data
+        with other workers.
 
         Args:
             variable: A Keras variable that has a value.
@@ -414,7 +414,7 @@ class ReplicaSet(abc.ABC):
 
     @abc.abstractmethod
     def data_adapter(self, adapter: Any) -> Any:
-        """Returns a Keras data adapter that yields global batches in the form that trainers take.
+        """Returns a Keras data adapter that yields global batches as the trainers take them.
 
         Args:
             adapter: The adapter that Keras made for the data of a call of `fit`, `evaluate` or

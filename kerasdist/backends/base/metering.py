@@ -79,9 +79,10 @@ class Flops:
 
 @final
 class Window:
-    """The measurements of some consecutive steps; a `Meter` adds its steps to each window.
+    """The measurements of some consecutive steps.
 
-    After each `every` seconds of training the window calls `listener`.
+    A `Meter` adds each step to all of its windows. After each `every` seconds of training the
+    window calls `listener`.
     """
 
     def __init__(self, meter: Meter, every: float, listener: Callable[[Window], object]) -> None:
@@ -99,7 +100,7 @@ class Window:
         self._rows: list[np.ndarray[Any, Any]] = []
 
     def add(self, seconds: float, steps: int, samples: int | None, measured: Any) -> None:
-        """Adds a call of the train function, whose time `add_time` has already added.
+        """Adds the steps of a call of the train function. `add_time` has already added its time.
 
         `Meter.done` explains `measured`.
         """
@@ -184,7 +185,7 @@ class Meter(keras.callbacks.Callback):
         return self._windows[-1]
 
     def watch(self, watcher: Callable[[int], None]) -> None:
-        """After each call of the train function, calls `watcher` with the count of steps so far."""
+        """Makes each call of the train function call `watcher` with the number of steps so far."""
         self._watchers.append(watcher)
 
     def follow(self, adapter: Any) -> Any:
@@ -266,9 +267,10 @@ class Meter(keras.callbacks.Callback):
             self._collectives += time.perf_counter() - begin
 
     def _described(self, steps: int) -> tuple[int, int | None]:
-        """Returns how many steps the last call really took, and their number of examples.
+        """Returns how many steps the last call of the train function really took.
 
-        The number of examples is None if the adapter does not know the size of the last batch.
+        Also returns how many examples these steps had, or None if the adapter does not know the
+        size of the last batch.
         """
         source = self.source
         over = 0 if source.num_batches is None else self._calls * steps - source.num_batches

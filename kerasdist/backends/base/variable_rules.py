@@ -12,8 +12,8 @@ In custom loops both arguments mean the same as in ``tf.distribute``:
 | on_read | none | each keeps its own value | an error |
 | none | any | an error | the value |
 
-A variable with the synchronization none cannot be made in the scope of a strategy with several
-replicas either.
+In the scope of a strategy with several replicas, it is also an error to make a variable with the
+synchronization none.
 
 A value that is assigned outside of replicas is assigned to all components. If the variable is read
 as a sum, each component gets an equal part of the value.
@@ -102,7 +102,7 @@ def terms_of_initial_value(variable: keras.Variable) -> int:
 
 
 def counts_all_replicas(variable: keras.Variable) -> bool:
-    """Returns whether a variable is aggregated by sum or mean; checks that its type allows it."""
+    """Returns whether a variable's aggregation is sum or mean; checks that its type allows that."""
     dtype = keras_compat.stored_dtype(variable)
     if variable.aggregation == "mean" and (dtype == "bool" or "int" in dtype):
         raise ValueError(
@@ -131,7 +131,7 @@ class WithoutCommonValue(keras.Variable):
 
     @property
     def value(self) -> Any:
-        """The value, in replicas, trials and `StrategyExtended.update`; elsewhere an error."""
+        """The value. Outside of replicas, trials and `StrategyExtended.update`, a read fails."""
         if current.replica is None and current.trial is None and not current.updates_copies:
             require_aggregate(self)
         return super().value

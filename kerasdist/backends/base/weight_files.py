@@ -49,8 +49,8 @@ def install() -> None:
 def is_compared(variable: keras.Variable, value: Any) -> bool:
     """Returns whether a weight file is only being compared with a model, and not loaded.
 
-    Then no value may be assigned. The function records that the file has a value for the variable,
-    and whether the value has another shape than the variable.
+    If so, the caller must not assign the value, and this function has recorded that the file has a
+    value for the variable, and whether the value has another shape than the variable.
     """
     comparison: _Comparison | None = current.comparison
     if comparison is None:

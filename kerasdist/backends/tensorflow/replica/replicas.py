@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 class SoleDevice(ReplicaSet):
     """A replica set of one device, on which plain Keras runs."""
 
-    # Keras's own graph reads the batches, so the host cannot measure how long training waits.
+    # Keras's own graph reads the batches, so the host cannot measure the time that reading takes.
     measures_data = False
     trainer_class = PlacedTrainer
 
@@ -70,7 +70,8 @@ class TensorFlowReplicaSet(ReplicaSet):
 
     Attributes:
         group: The replicas and their native strategy.
-        count_batch: Adds an operation to a step's graph that counts a batch; None without a job.
+        count_batch: Called while a step is traced, adds an operation to the graph, which counts the
+            batch of each step; None without a job.
     """
 
     trainer_class = TensorFlowTrainer
@@ -112,7 +113,7 @@ class TensorFlowReplicaSet(ReplicaSet):
         return NativeScope(self.group.native_strategy)
 
     def equalize(self, variables: Sequence[keras.Variable]) -> None:
-        """Gives variables the chief's values. While a function is traced, this runs eagerly too."""
+        """Gives variables the chief's values, eagerly, even while a function is being traced."""
         with tf.init_scope(), self.placement():
             self.group.equalize(variables)
 

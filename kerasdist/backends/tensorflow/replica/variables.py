@@ -152,7 +152,7 @@ def adopt_all(variables: Iterable[keras.Variable], native_strategy: tf.distribut
         value = keras_compat.stored_value(variable).numpy()
         keras_compat.reinitialize(variable)
         if is_sum_on_read(variable):
-            variable.assign(value)  # each component gets its share, because a read adds them
+            variable.assign(value)  # gives each component its share, because a read adds them up
     return recreated
 
 
