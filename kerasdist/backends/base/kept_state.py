@@ -202,8 +202,9 @@ class KeptState:
     def begin(self, replicas: int) -> None:
         """Begins a step.
 
-        The replicas' changes from earlier steps to an object are kept on two conditions: the first
-        replica has changed the object too, and no code outside of steps has changed it since then.
+        If a replica has changed an object in an earlier step, the change is kept on two conditions:
+        the first replica has changed the object too, and no code outside of steps has changed the
+        object since then.
         """
         places, left = self._places, self._left
         kept = {key for key in left if places[key].is_same(left[key])}

@@ -11,7 +11,7 @@ from kerasdist.errors import DeviceError
 
 @final
 class MapReader:
-    """Looks up weights, and outputs of layers, in a LayoutMap by their paths; checks the map.
+    """Looks up the layouts of weights and of layers' outputs in a LayoutMap; checks the map.
 
     Attributes:
         sizes: The size of each axis of the map's mesh.

@@ -100,9 +100,9 @@ class Window:
         self._rows: list[np.ndarray[Any, Any]] = []
 
     def add(self, seconds: float, steps: int, samples: int | None, measured: Any) -> None:
-        """Adds the steps of a call of the train function. `add_time` has already added its time.
+        """Adds the steps of a call of the train function.
 
-        `Meter.done` explains `measured`.
+        `add_time` has already added the call's time. `Meter.done` explains `measured`.
         """
         self._calls.extend((seconds, steps, math.nan if samples is None else samples))
         if measured is not None:
@@ -185,7 +185,7 @@ class Meter(keras.callbacks.Callback):
         return self._windows[-1]
 
     def watch(self, watcher: Callable[[int], None]) -> None:
-        """Makes each call of the train function call `watcher` with the number of steps so far."""
+        """After each call of the train function, calls `watcher` with the count of steps so far."""
         self._watchers.append(watcher)
 
     def follow(self, adapter: Any) -> Any:

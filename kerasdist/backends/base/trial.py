@@ -129,7 +129,7 @@ class Trial(keras.StatelessScope, abc.ABC):
 
     @abc.abstractmethod
     def copy(self, variable: keras.Variable) -> Any:
-        """Copies a variable's value. The step reads the copy instead of the variable."""
+        """Returns what the step reads in place of a variable: usually a copy of its value."""
 
     @abc.abstractmethod
     def write(self, variable: keras.Variable, value: Any) -> None:

@@ -58,10 +58,10 @@ def never_synchronized() -> ValueError:
 
 
 def require_first_made(variable: keras.Variable) -> None:
-    """Raises an error if a later replica of a process makes a variable that all replicas share.
+    """Raises an error if a later replica makes a variable that all replicas share.
 
-    The first replica must make such a variable. The check is for PyTorch, whose replicas run one
-    after another. On TensorFlow all replicas make a variable together.
+    Only the first replica of a process may make such a variable. The check is for PyTorch, whose
+    replicas run one after another. On TensorFlow all replicas make a variable together.
     """
     replica = current.replica
     if replica is None or replica.local_batch is not None:
@@ -131,7 +131,7 @@ class WithoutCommonValue(keras.Variable):
 
     @property
     def value(self) -> Any:
-        """The value. Outside of replicas, trials and `StrategyExtended.update`, a read fails."""
+        """The value. Only replicas, trials and `StrategyExtended.update` may read it."""
         if current.replica is None and current.trial is None and not current.updates_copies:
             require_aggregate(self)
         return super().value

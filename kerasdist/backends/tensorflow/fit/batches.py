@@ -84,15 +84,15 @@ class PlacedBatch(NamedTuple):
 
 
 def own_rows(batch: object, replicas: int, own: range) -> OwnRows:
-    """Takes the rows of some of the replicas out of a global batch.
+    """Returns the rows of a global batch that belong to the replicas with the numbers `own`.
 
-    In a graph the sizes are tensors, and static sizes are unknown, in two cases: a replica may have
-    fewer than two rows, or the size is known only when the step runs.
+    In a graph there are two cases in which the sizes are tensors, and static sizes are unknown: a
+    replica may have fewer than two rows, or the size is known only when the step runs.
     """
     total: Any = known_size(batch)
     # Eagerly every size is known. In a graph, no local batch may have the static size 0 or 1. Keras
-    # treats a loss of the static shape (0,) differently from other losses. The reason against the
-    # size 1 is in `is_known`.
+    # treats a loss of the static shape (0,) differently from other losses. `is_known` says why the
+    # size 1 is avoided.
     if total is None or not (is_known(total, replicas) or tf.executing_eagerly()):
         total = _size_in_step(batch)
     if len(own) == replicas:

@@ -119,7 +119,7 @@ class StepsOnIterator:
         return first, totals, logs, values, _measured(totals, seconds)
 
     def _in_a_loop(self, iterator: Any) -> Any:
-        """Runs the steps of one call in a loop of the graph. The loop stops when the data ends."""
+        """Runs the steps of one call in a loop of the graph, which ends early if the data ends."""
         first, *done = self._once(self._on_batch, iterator)
 
         def body(count: Any, _: Any, done: Any) -> Any:

@@ -133,7 +133,7 @@ class TensorFlowTrainer(_InPasses):
 
     @staticmethod
     def prepare_other(model: Any, replicas: Any) -> None:
-        """Mirrors the variables of a model and its optimizer that are not mirrored yet."""
+        """Mirrors those variables of a model and of its optimizer that are not mirrored yet."""
         take_on(model, replicas)
         optimizer = model.optimizer if model.compiled else None
         if optimizer is not None and not optimizer.built and model.built:

@@ -47,7 +47,7 @@ class Terms:
     is_merged: bool = False
 
     def gradient(self, sums: Sequence[Any]) -> Any:
-        """Makes the gradient from the terms' sums, with as many components as the sums have."""
+        """Returns the gradient, given its terms' sums; it has as many components as these sums."""
         if self.dense_shape is None:
             return merged(sums[0]) if self.is_merged else sums[0]
         held = list(map(components, sums))

@@ -29,7 +29,7 @@ KEYS_OF_A_STRATEGY = 100_000
 # The name of the workers' job in TensorFlow's description of the cluster.
 _JOB = "worker"
 
-# TensorFlow's server reads this variable when it starts (grpc_server_lib.cc).
+# TensorFlow's server reads this environment variable when it starts (grpc_server_lib.cc).
 _REUSE_PORT = "TF_GRPC_REUSE_PORT"
 
 

@@ -125,7 +125,7 @@ class AllReduce:
         return self._in_graph(placed, hint, seconds)
 
     def _seconds_to_wait(self, options: CommunicationOptions) -> float:
-        """Returns a collective's time-out: 0 (none) if the job itself watches the call.
+        """Returns a collective's time-out in seconds: 0 (none) if the job itself watches the call.
 
         For each collective with a time-out, TensorFlow starts two threads that sleep until the
         time-out is over, even if the collective is done before. With 50 steps a second and

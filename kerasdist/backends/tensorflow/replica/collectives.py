@@ -280,7 +280,10 @@ class TensorFlowCollectives(Collectives):
     def apply_gradients(
         self, apply: Apply, optimizer: keras.Optimizer, gradients: list[Any], variables: Variables
     ) -> None:
-        """Weights and sums the gradients, then updates every copy of the variables."""
+        """Sums the gradients over the replicas, then updates every copy of the variables.
+
+        In `fit` each replica's gradients are first multiplied by the replica's weight.
+        """
         known = keras_compat.optimized_variables(optimizer) if variables is None else variables
         replaced = self.replaced_by_gradients(gradients, known)
         weight = self._local_batch and numerics.weight_of_gradients(
@@ -398,7 +401,7 @@ class TensorFlowCollectives(Collectives):
         return replaced(self, "_writes_equal", True)
 
     def _assign_once(self, variable: keras.Variable, value: Any, write: Write) -> None:
-        """Assigns a value that is equal on all replicas to a variable that has a single copy."""
+        """Assigns to a variable that has a single copy. The replicas' values must be equal."""
 
         def update(parts: Columns) -> None:
             write(variable, parts[0][0])

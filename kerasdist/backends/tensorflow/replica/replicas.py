@@ -45,7 +45,8 @@ if TYPE_CHECKING:
 class SoleDevice(ReplicaSet):
     """A replica set of one device, on which plain Keras runs."""
 
-    # Keras's own graph reads the batches, so the host cannot measure the time that reading takes.
+    # Keras's own graph reads the batches, so the host cannot measure how long training waits for
+    # them.
     measures_data = False
     trainer_class = PlacedTrainer
 
@@ -70,8 +71,8 @@ class TensorFlowReplicaSet(ReplicaSet):
 
     Attributes:
         group: The replicas and their native strategy.
-        count_batch: Called while a step is traced, adds an operation to the graph, which counts the
-            batch of each step; None without a job.
+        count_batch: A function that adds an operation to a step's graph. Whenever the step runs,
+            this operation counts a batch. None without a job.
     """
 
     trainer_class = TensorFlowTrainer

@@ -139,7 +139,7 @@ def is_foreign(variable: keras.Variable, native_strategy: tf.distribute.Strategy
 
 
 def adopt_all(variables: Iterable[keras.Variable], native_strategy: tf.distribute.Strategy) -> bool:
-    """Recreates each `is_foreign` variable with the same value and a copy on every device.
+    """Recreates variables for which `is_foreign` is true, with their values, on every device.
 
     Returns whether any variable was recreated. Functions compiled earlier still hold the old
     variables.
