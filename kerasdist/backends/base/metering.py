@@ -153,7 +153,7 @@ class Meter(keras.callbacks.Callback):
 
     Attributes:
         steps: The number of steps, counted as `steps_per_execution` for each call of the train
-            function. The last call of an epoch may really have taken fewer.
+            function. The last call of an epoch may really have run fewer steps.
         logs: The logs that the last step returned.
         source: The data adapter of this call of `fit`.
         knows_data: Whether the time that the host waits for batches is measured.
@@ -296,7 +296,7 @@ def _grouped(seconds: Any, steps: Any, group: int) -> list[float]:
 
 
 def waiting_for_workers() -> AbstractContextManager[None]:
-    """Returns a context; the time in its block counts as waiting in collectives."""
+    """Returns a context; time spent in its block counts as time waited in collectives."""
     return _NOTHING if current.meter is None else current.meter.in_collective()
 
 

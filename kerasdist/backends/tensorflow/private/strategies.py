@@ -116,7 +116,7 @@ def keeping_input_devices(native_strategy: tf.distribute.Strategy) -> Iterator[N
 
 
 def plain_copy(variable: Any, value: tf.Tensor) -> tf.Variable:
-    """Copies a variable to a plain ``tf.Variable``.
+    """Returns a plain ``tf.Variable`` with the given value, as a copy of another variable.
 
     Keras's optimizers take the copy for the variable itself.
     """

@@ -235,7 +235,7 @@ class Group:
     def concatenation(
         self, parts: Parts, axis: int, *, equal_sizes: bool = False
     ) -> tuple[Any, list[Any]]:
-        """Concatenates all replicas' tensors; returns the result and the size of each tensor.
+        """Concatenates all replicas' tensors; returns the result, and the sizes along the axis.
 
         For sparse and ragged tensors no sizes are returned. With `equal_sizes` the tensors' sizes
         must be static and equal, so workers need not exchange the sizes.
