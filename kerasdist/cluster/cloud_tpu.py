@@ -80,7 +80,7 @@ def _host_of(endpoint: str) -> str:
 
 
 def _settings_of(lines: str) -> Iterator[tuple[str, str]]:
-    """Yields the settings in the attribute ``tpu-env``, whose lines are like ``NAME: 'value'``."""
+    """Yields the cluster's settings in the attribute ``tpu-env``, from lines ``NAME: 'value'``."""
     for line in lines.splitlines():
         name, colon, value = line.partition(":")
         if colon and name.strip() in SOURCE.others:
@@ -109,7 +109,7 @@ def read_attribute(host: str, name: str) -> str | None:
     import http.client  # slow to import, and needed only on TPU hosts
 
     for left in reversed(range(_TRIES)):
-        # `HTTPConnection` rightly ignores proxies: the server is on this machine.
+        # `HTTPConnection` uses no proxy. That is right, because the server is on this machine.
         connection = http.client.HTTPConnection(host, timeout=_SECONDS)
         try:
             connection.request("GET", f"/{_PATH}/{name}", headers={"Metadata-Flavor": "Google"})

@@ -171,7 +171,7 @@ def _parsed(entry: str) -> tuple[str, int | None]:
 
 
 def counted(spec: JobSpec) -> JobSpec:
-    """Returns the job with `workers` as a number, if all its workers run on this machine.
+    """Returns the job with `workers` as a number; a job with hosts is returned unchanged.
 
     By default there is one worker per GPU on PyTorch, and a single worker on other backends, where
     one process uses all GPUs.
@@ -191,6 +191,6 @@ def counted(spec: JobSpec) -> JobSpec:
 
 
 def with_workers(spec: JobSpec, count: int) -> JobSpec:
-    """Returns the job with `count` workers, all of which one `MirroredStrategy` may use."""
+    """Returns the job with `count` workers, which together may form one `MirroredStrategy`."""
     told = {MIRRORED: EACH_ITS_OWN} if count > 1 else {}
     return replace(spec, workers=count, environment={**told, **spec.environment})

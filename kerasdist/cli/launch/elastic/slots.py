@@ -50,7 +50,8 @@ class Slots:
         screen: The output for messages, such as the hosts that the launcher waits for.
 
     Raises:
-        ClusterError: If the workers cannot be placed, or machines may join a job that cannot grow.
+        ClusterError: If the workers cannot be placed, or a job that may grow has no
+            valid range of workers.
     """
 
     def __init__(self, spec: JobSpec, events: Events, screen: Screen) -> None:
@@ -67,7 +68,8 @@ class Slots:
             )
         else:
             slots = place(None, spec.hosts) if spec.hosts else ()
-            # If the hosts have more slots than the job needs, the spare slots are kept, too.
+            # Spare slots of the hosts are kept, too. If there are too few slots, `listed` divides
+            # the workers among the hosts, or raises an error.
             if len(slots) < most:
                 slots = listed(spec)
             self._down = {slot.host for slot in slots if slot.host is not None}
@@ -171,7 +173,7 @@ class Slots:
         A host that was down is usable if it is in `answering`.
         """
         down = self._down.difference(answering)
-        # Each worker's reports arrive on a thread of their own, so this code needs a lock.
+        # Reports of different workers arrive on different threads, so this code needs a lock.
         with self._joining:
             seats = [] if self._seats is None else self._seats.waiting()
             self._slots += [slot for slot in seats if slot not in self._slots]
