@@ -21,7 +21,8 @@ DEFAULT_HOST = "metadata.google.internal"
 _PATH = "computeMetadata/v1/instance/attributes"
 _SECONDS, _TRIES, _PAUSE = 5.0, 3, 0.5
 
-# The attributes of a TPU VM that describe its slice, and the variable that forbids their use.
+# Attributes in a TPU VM's metadata, which describe its slice. They are not read if the environment
+# variable `_NO_METADATA` is set.
 _ATTRIBUTES = ("agent-worker-number", "worker-network-endpoints", "tpu-env")
 _NO_METADATA = "TPU_SKIP_MDS_QUERY"
 

@@ -18,7 +18,7 @@ from kerasdist.core.earlier_names import refuse_arguments
 from kerasdist.errors import ClusterError, KerasdistError
 
 Answer = Membership | Absent | KerasdistError
-"""What a source says: this process's place in a job, why it describes no job, or an error."""
+"""A source's answer: this process's place in a job, or why there is no job, or an error."""
 
 
 def findings(environ: Mapping[str, str] | None = None) -> dict[Source, Answer]:
@@ -118,7 +118,7 @@ class TPUClusterResolver(ClusterResolver):
 
     Raises:
         UnsupportedError: If the arguments name a TPU elsewhere.
-        ClusterError: If the environment contradicts itself.
+        ClusterError: If two sources contradict each other, or a source's variables are wrong.
     """
 
     def __init__(self, tpu: str | None = None, **given: Any) -> None:

@@ -17,7 +17,7 @@ RANK = "KERASDIST_RANK"
 """The rank of this process among the workers, from 0."""
 
 COORDINATOR = addresses.COORDINATOR_VARIABLE
-"""``host:port`` on the machine of rank 0. Optional if hosts are given."""
+"""``host:port`` on the machine of rank 0. Optional if `WORKERS` lists hosts."""
 
 LOCAL_RANK = "KERASDIST_LOCAL_RANK"
 """The rank of this process among the workers of this machine, from 0. Optional."""

@@ -26,7 +26,7 @@ class Membership:
 
     Attributes:
         task_type: ``"chief"`` or ``"worker"``, with the meaning of ``TF_CONFIG``.
-        task_id: The number of the process within its type.
+        task_id: The number of the process among the tasks of its type.
         rank: The number of the process within the job, from 0: the chief first, then the workers.
         num_workers: How many workers the job has, including the chief.
         addresses: ``host:port`` of every rank; empty if the environment does not contain them.

@@ -46,7 +46,7 @@ class Reference:
 
     Attributes:
         rate: How many bytes a device can send in a second.
-        source: Where that rate comes from.
+        source: A text that names the links or the network with this rate.
     """
 
     rate: float

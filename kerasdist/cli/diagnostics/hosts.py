@@ -240,8 +240,8 @@ def serve(others: TextIO, answers: TextIO) -> None:
 def _listen() -> dict[str, object]:
     """Starts a server that sends a random name to every client; returns its port and the name.
 
-    The port is one of the ports that jobs use, to test whether a firewall blocks these ports. A
-    client that receives another name has reached another machine.
+    The port is in the range that jobs use, so a client can test whether a firewall blocks that
+    range. A client that receives another name has reached another machine.
     """
     server, name = listening(""), secrets.token_hex(8)
     threading.Thread(target=_greet, args=(server, name), daemon=True).start()

@@ -99,7 +99,8 @@ def launch(
     Raises:
         Exception: The error that a worker raised first, with its traceback as a note.
         KeyboardInterrupt: After Ctrl-C, which ends all workers.
-        JobError: If a worker ended in another way, or this process is itself a worker.
+        JobError: If a worker failed in another way, such as by a signal, or this process is itself
+            a worker.
         DeviceError: If `workers` is ``"gpu"`` and this machine has no GPU.
         UnsupportedError: If the function or its arguments cannot be pickled.
     """

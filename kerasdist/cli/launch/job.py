@@ -114,7 +114,7 @@ class Attempt:
         return AttemptResult(endings, self._signal, self._stopped_twice, self._makes_room)
 
     def _watch(self) -> None:
-        """Waits until all workers have ended, and ends them when one of them fails."""
+        """Waits until all workers have ended; if one of them fails, ends the others."""
         running = {worker.rank for worker in self._workers}
         self._act()
         while running:

@@ -125,7 +125,7 @@ class Board:
 
 
 def report_in(line: bytes) -> State:
-    """Returns a worker's report; an empty dict if the worker ended in the middle of its report."""
+    """Returns the report in a line; an empty dict if the worker ended in the middle of the line."""
     try:
         report = json.loads(line)
     except ValueError:

@@ -137,7 +137,7 @@ def host_of_chief(slots: Sequence[Slot]) -> str:
 
 
 def free_port() -> int:
-    """Returns a port of this machine that was free a moment ago, from 20000 to 32767."""
+    """Returns a free port from 20000 to 32767, which another process may still take."""
     with listening("") as opened:
         return opened.getsockname()[1]
 
@@ -156,7 +156,8 @@ def listening(host: str) -> socket.socket:
 
 
 def _draw() -> int:
-    # A script may seed Python's own generator, and would then get the same port in every run.
+    # A script may seed Python's default generator. Then that generator would give the same port in
+    # every run.
     return random.SystemRandom().randrange(1 << 16)
 
 

@@ -72,7 +72,7 @@ class Ranks:
         atexit.register(self._at_exit)
 
     def pass_on_interrupts(self) -> None:
-        """Passes Ctrl-C, which a terminal sends only to this process, on to the other workers."""
+        """Lets Ctrl-C reach all workers, because a terminal sends it only to this process."""
         handler = signal.getsignal(signal.SIGINT)
         if threading.current_thread() is not threading.main_thread() or not callable(handler):
             return

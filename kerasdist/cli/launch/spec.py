@@ -16,7 +16,7 @@ from kerasdist.job.interruption import ExitCode
 from kerasdist.job.launcher import ProfiledSteps
 
 GPU = "gpu"
-"""Given as the number of workers, this means one worker per GPU of this machine."""
+"""As the number of workers, this value means one worker per GPU of this machine."""
 
 STOP_SECONDS = 20.0
 """How long workers have from SIGTERM to SIGKILL: less than the 30 s that Kubernetes gives a pod."""

@@ -171,7 +171,7 @@ def supervised(
     orders["variables"] = for_another_machine(os.environ) | variables
     orders["gpus_of"] = slot.own_share[0]
     if slot.connection is None:
-        # With -P the supervisor cannot import a module of the script's folder, such as signal.py.
+        # With -P Python does not import a file of the script's folder, such as a signal.py.
         command = (spec.command[0], "-P", "-m", supervisor.__name__)
         return orders, by_ssh(slot.host, command, orders["variables"].get("PYTHONPATH"))
     # The secret is not sent: the machine has it already, and the connection is not encrypted.

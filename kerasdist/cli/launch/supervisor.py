@@ -79,7 +79,7 @@ class Orders(TypedDict):
         seconds_to_stop: How long the worker has from SIGTERM to SIGKILL.
         heartbeat: How many seconds the worker may be stopped by SIGSTOP, as in
             `kerasdist.job.protocol.Timeouts`.
-        local_workers: How many workers this machine has.
+        local_workers: How many workers the worker's machine has.
         gpus_of: The worker's number among the workers of its machine, if the supervisor must choose
             the worker's part of the GPUs; otherwise None.
         inherited: The file descriptors that the worker inherits.
@@ -146,7 +146,7 @@ class Forked:
             signal.pidfd_send_signal(self._process, number)
 
     def wait(self, timeout: float | None = None) -> int:
-        """Returns the exit code of the worker, in the same way as `subprocess.Popen`."""
+        """Returns the exit code of the worker, in the form of `subprocess.Popen.wait`."""
         if not select.select([self._connection], [], [], timeout)[0]:
             raise subprocess.TimeoutExpired("worker", timeout or 0.0)
         # Without an answer, the worker's parent was killed, and the kernel has killed the worker.
@@ -284,8 +284,8 @@ def main() -> int:
     except OSError as error:
         sys.stderr.write(f"kerasdist: cannot start {command[0]!r}: {error.strerror}\n")
         return 127
-    # One of these files may be the coordinator's listening socket. Only the worker may keep this
-    # socket open, so that its port is closed when the worker ends.
+    # One of these descriptors may be the coordinator's listening socket. Only the worker may keep
+    # that socket open, so that the port is free when the worker has ended.
     for number in inherited:
         os.close(number)
     listening = sys.stdin.buffer, worker, orders["seconds_to_stop"]

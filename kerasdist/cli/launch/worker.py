@@ -56,7 +56,8 @@ class Screen:
 
     def _put(self, lines: list[str], stream: TextIO) -> None:
         # The encoding may lack a character, the output's reader may have ended, or the disk may be
-        # full. None of this may end the thread, because a worker blocks if its lines are not read.
+        # full. Such an error must not end the thread that reads a worker's output, because the
+        # worker would then block.
         code = stream.encoding or "utf-8"
         with self._lock, contextlib.suppress(OSError, ValueError):
             text = "".join(f"{line}\n" for line in lines).encode(code, "backslashreplace")

@@ -75,7 +75,7 @@ def weight_groups(
 
     Args:
         model: A compiled and built model.
-        sharding: How the model's strategy shards.
+        sharding: The `sharding` of the model's strategy.
         target: The devices, of which each worker has one.
         limit: The most bytes of a group that has the weights of several small layers.
     """

@@ -59,7 +59,8 @@ class StepTime:
         compute: The time of the matrix units.
         memory: The time in which the device's memory is read and written.
         estimate: XLA's estimate for the instructions; 0 if there is none.
-        host: The time of the copies from the host's memory and back, while the device computes.
+        host: The time of the copies from the host's memory and back, which run while the device
+            computes.
         own: The time of a device alone: the largest of the four times above. A measured time
             replaces the first three.
         network: The time of all collectives.
@@ -117,8 +118,8 @@ def step_time(
         work: The work of each device.
         collectives: The collectives of the step.
         target: The devices of the step.
-        measured: The measured time of a step on one device with the same batch, in seconds, which
-            replaces the chip's limits; None if it is not known.
+        measured: The measured time of a step on one device with the same batch, in seconds. It
+            replaces the times that follow from the chip's rates. None if it is not known.
     """
     chip = target.chip
     slowest = min(chip.flops.values())  # the rate for types that the matrix units do not support

@@ -37,7 +37,7 @@ _METHODS = ("fit", "train_on_batch")
 @final
 @dataclass(frozen=True)
 class FirstStep:
-    """The arguments of a script's first training step.
+    """The model, the batch and the strategy of a script's first training step.
 
     Attributes:
         model: The compiled and built model.

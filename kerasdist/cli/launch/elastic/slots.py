@@ -5,9 +5,10 @@ slots. In an elastic job, ``--workers A:B``, a slot can be used again as soon as
 ended, with two exceptions. The slots of a host that ssh cannot reach are left out until the host
 answers. A slot whose worker failed by itself in two attempts, without a backup between them, is
 left out for a while, because its GPU may be broken, for example. A machine that joins
-(`joining.py`) adds slots as long as its connections are open. The job uses unused slots at its next
-restart or its next backup. At a backup the launcher ends the workers and starts a larger number of
-workers. The new workers can continue from a backup that a smaller number of workers has written.
+(`joining.py`) adds slots as long as its connections are open. The job starts to use additional
+slots at its next restart or its next backup. At a backup the launcher ends the workers and starts a
+larger number of workers. The new workers can continue from a backup that fewer workers have
+written.
 """
 
 from __future__ import annotations
@@ -163,7 +164,7 @@ class Slots:
             threading.Thread(target=self._ask_beside, daemon=True).start()
 
     def end(self, code: int) -> None:
-        """Reports to the machines that have joined how the job has ended."""
+        """Tells the machines that have joined how the job has ended."""
         if self._seats is not None:
             self._seats.end(code)
 
