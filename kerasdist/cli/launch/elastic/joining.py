@@ -35,7 +35,7 @@ from kerasdist.job.handshake import SECRET, Credentials, credentials
 from kerasdist.job.listening import BACKLOG
 
 OF_JOINERS = "kerasdist join"
-"""A joining machine sends this in the handshake, because it does not know the name of the job."""
+"""A joining machine uses this name in the handshake, because it does not know the job's name."""
 
 JOB_ENDED = b"ended "
 """When the job ends, the launcher sends this and the job's exit code to machines that wait."""
