@@ -1,4 +1,4 @@
-"""Compares facts and the shapes of batches between workers, and describes differences.
+"""Compares workers' facts, and the shapes of their batches, and describes the differences.
 
 No step waits for the comparison of batches, because heartbeats carry the shapes to the chief.
 """
@@ -14,7 +14,7 @@ from typing import Any, TypeVar, cast, final
 
 Value = TypeVar("Value", bound=Hashable)
 
-# How many characters of a value a message shows.
+# The largest number of characters that a message shows of a value.
 _SHOWN = 200
 
 # How many differences a message names besides the first one, which it shows with its values.
@@ -73,13 +73,13 @@ def described_difference(
 
 
 def first_of(items: Sequence[str], most: int = NAMED) -> str:
-    """Returns the first items as one text, and how many others there are."""
+    """Returns a text with the first `most` items, and with the number of the other items."""
     more = f"; and {len(items) - most} others" if len(items) > most else ""
     return "; ".join(items[:most]) + more
 
 
 def named_workers(ranks: Sequence[int]) -> str:
-    """Returns workers' names for a message; of many, only the first few and how many others."""
+    """Names workers in a message: the first `NAMED` of them, and how many others there are."""
     named = ", ".join(map(str, sorted(ranks)[:NAMED]))
     more = len(ranks) - NAMED
     noun = "worker" if len(ranks) == 1 else "workers"

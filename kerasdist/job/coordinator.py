@@ -144,7 +144,7 @@ _KEPT_STEPS = 1000
 @final
 @dataclass(frozen=True)
 class Save:
-    """A question whether the chief has written a file, from a worker that is about to save it.
+    """A worker's question, before it saves a file, whether the chief has written this file.
 
     The worker cannot know whether the chief saves the file too, because a script may let only some
     workers save.
@@ -268,7 +268,7 @@ class Coordinator:
         return member
 
     def _roster(self) -> dict[str, object]:
-        """Returns what each worker needs to know of all workers.
+        """Returns the message that gives each worker some facts about all workers.
 
         The result has at most two addresses, however many workers there are: the chief's, and that
         of one worker on another machine.

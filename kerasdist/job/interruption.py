@@ -130,13 +130,13 @@ def described_wait(why: JobError, at: FrameType | TracebackType | None) -> str:
 
 
 def ignore_more() -> None:
-    """Ignores further interrupts while the process ends. Only the main thread can call it."""
+    """Ignores further interrupts while the process ends, if this is the main thread."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def limit(seconds: float = SECONDS) -> None:
-    """Ends this process after some seconds, whatever it does. Only the main thread can call it."""
+    """Ends this process after `seconds`, whatever runs then. Only the main thread may call this."""
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_REAL, seconds)
 
@@ -177,7 +177,7 @@ def exit_now(code: int) -> NoReturn:
 
 
 def end_process(code: int) -> NoReturn:
-    """Ends this process at once, after the output that it has printed is written."""
+    """Writes the output that is still in buffers, and then ends this process at once."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

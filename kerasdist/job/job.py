@@ -40,7 +40,7 @@ _ADVICE = "All of them must run the same script in the same environment."
 class Job:
     """The job as this worker sees it: exchanges with the other workers, and errors if one is lost.
 
-    Workers exchange small facts by this object. Tensors are exchanged by the frameworks'
+    Workers exchange small facts through this object. Tensors are exchanged by the frameworks'
     collectives.
 
     Attributes:
@@ -225,8 +225,8 @@ class Job:
     def all_do(self, label: str, failure: type[Exception]) -> Generator[None]:
         """Waits for all workers when the block ends. If the block fails on one, it fails on all.
 
-        The worker on which the block has failed raises its own error. The others raise a `failure`.
-        All workers must enter the block.
+        The worker on which the block has failed raises its own error. The others raise an error of
+        the type `failure`. All workers must enter the block.
         """
         error = None
         try:
@@ -250,7 +250,7 @@ class Job:
                 raise failure(self._said_elsewhere(work, rank, what))
 
     def _said_elsewhere(self, work: str, rank: int, error: str) -> str:
-        """Returns the message of an error for work that has failed on another worker."""
+        """Returns the message of this worker's error about work that failed on another worker."""
         return (
             f"{self.who} Expected {work}. Received: an error on worker {rank}: {error}. The output "
             "of that worker shows the whole error."
@@ -285,7 +285,7 @@ class Job:
         self._client.wrote(path, {"modified": modified})
 
     def is_written_by_chief(self, path: str) -> bool:
-        """Waits until the chief has written a file, or is known not to write it.
+        """Waits until the chief has written a file, or until it is clear that the chief will not.
 
         Returns whether the chief has written this path on a file system that the workers share.
         """
@@ -302,7 +302,7 @@ class Job:
         return modified is None or (_modified(path) or 0) >= modified
 
     def check(self) -> None:
-        """Raises the error that ended the job, if it has ended."""
+        """Raises the error that ended the job, if there is one."""
         self._failing_exit = None  # the script still runs, so it has caught any `sys.exit`
         if self._client.failure is not None:
             self._monitor.disarm()

@@ -1,4 +1,4 @@
-"""Messages from a worker to the launcher: that it has joined, its progress, results, profiles.
+"""What a worker tells the launcher (progress, results), and variables that the launcher sets.
 
 The launcher imports this file without Keras, so nothing here may import Keras.
 """
@@ -151,7 +151,7 @@ class ProfiledSteps:
 
 
 def parsed(text: str, folder: Path) -> ProfiledSteps:
-    """Returns the steps that a text such as ``10:20`` describes, as ``first:last``.
+    """Returns the steps that a text of the form ``first:last``, such as ``10:20``, describes.
 
     Raises:
         ValueError: If the text has another form.

@@ -132,9 +132,9 @@ def _inherited(port: int) -> socket.socket | None:
 class HeldPort:
     """A port of this machine that no other process can take until a framework listens on it.
 
-    A socket is bound to the port, but does not listen. With SO_REUSEPORT, only processes of the
-    same user can bind this port, too. The framework's server sets this option, so the server can
-    listen on the port at any time.
+    A socket is bound to the port, but does not listen. The socket has the option SO_REUSEPORT. So
+    another socket can be bound to the same port only if it has this option, too, and belongs to the
+    same user. The framework's server sets the option, so it can listen on the port at any time.
 
     Attributes:
         number: The number of the port.
@@ -167,7 +167,8 @@ class HeldPort:
         self._socket.close()
 
 
-# Linux's request for the address of an interface, and the offset of the answer (netdevice(7)).
+# The number of Linux's request for the address of a network interface, and the bytes of the answer
+# that contain the address (netdevice(7)).
 _SIOCGIFADDR = 0x8915
 _ADDRESS = slice(20, 24)
 
@@ -193,7 +194,7 @@ def misleads(others: Sequence[str]) -> str | None:
 
 
 def interface_of(address: str) -> str | None:
-    """Returns the name of the network interface with an address, None if it is not known."""
+    """Returns the name of the network interface that has this address; None if none is found."""
     import fcntl  # imported here, because Windows has no such module
 
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:

@@ -125,7 +125,7 @@ class Timeouts:
 
     @classmethod
     def of_environment(cls, environ: Mapping[str, str] = os.environ) -> Timeouts:
-        """Returns the time-outs that environment variables set, and the defaults of the others.
+        """Reads the time-outs from environment variables; uses defaults for variables not set.
 
         The variables are ``KERASDIST_JOIN_TIMEOUT``, ``KERASDIST_HEARTBEAT_TIMEOUT`` and
         ``KERASDIST_MEETING_TIMEOUT``.

@@ -54,7 +54,7 @@ class RunFiles:
     """Finds the newest backup of a run, writes new backups, and removes old ones.
 
     A script may call `fit` twice with the same folder. If the script is restarted during the second
-    call, the first call must not touch the second call's backups.
+    call, it makes the first call again, which must not touch the second call's backups.
 
     Attributes:
         folder: The folder of the run's backups.
@@ -65,7 +65,7 @@ class RunFiles:
             folder; else None.
         takes_weights: Whether the weights of another call's backup may be used.
         in_memory: The folder in this host's memory to which this process writes each backup first;
-            None if it writes no backup to memory.
+            None if this process writes no backups to memory.
         number: The number of the newest backup.
         fit: How many calls of `fit` with this folder had ended in this process before this call.
         in_parts: Whether each worker writes its own shards of the sharded variables.
@@ -319,7 +319,7 @@ def _is_failing() -> bool:
 
 
 def _run_of_launcher() -> str | None:
-    """Returns a name for the ``kerasdist run`` that started this process; None if none did.
+    """Returns a name for the ``kerasdist run`` that started this process; None if there is none.
 
     The name stays the same when ``kerasdist run`` restarts the job.
     """
@@ -351,7 +351,7 @@ def _remove_finished(folder: Path, run: str, ended: int | None = None) -> None:
 
 
 def _fit_of(path: Path) -> int:
-    """Returns how many calls of `fit` had ended when the call that wrote a backup began.
+    """Reads from a backup how many calls of `fit` had ended before the call that wrote it.
 
     The result is 0 for a damaged file.
     """

@@ -1,9 +1,9 @@
 """Backups on disk; a file is either complete or absent.
 
-A file consists of a line that identifies it, the length of a JSON header, the header, the bytes of
-the arrays, and a SHA-256 over all of that. The file is written under another name, flushed to the
-disk, and then renamed, which replaces an older file completely or not at all. Arrays are read,
-written and checked one after another, so that memory need not hold them all.
+A file consists of a line that names the format, the length of a JSON header, the header, the bytes
+of the arrays, and a SHA-256 over all of that. The file is written under another name, flushed to
+the disk, and then renamed, which replaces an older file completely or not at all. Arrays are read,
+written and checked one after another, so that they are never all in memory at the same time.
 """
 
 from __future__ import annotations
