@@ -1,4 +1,4 @@
-"""Backups of a training run, from which a new process continues."""
+"""Backups of a training run; a new process continues the run from the newest backup."""
 
 from __future__ import annotations
 
@@ -326,10 +326,10 @@ class BackupAndRestore(Callback):
             self._position.go_to(facts["position"], within=False)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, object] | None = None) -> None:
-        """If the backup was made within this epoch, restores what could not be restored before.
+        """If the backup was made within this epoch, restores the rest of the backup.
 
-        This includes the position in the data, and the values that Keras resets when an epoch
-        begins, such as sums of metrics.
+        The rest includes the position in the data, and the values that Keras has reset as the epoch
+        began, such as sums of metrics.
         """
         self._epoch, self._skipped = epoch, 0
         if self._resumed is not None:

@@ -8,7 +8,7 @@ import keras
 
 from kerasdist.job.job import current_job
 
-# The methods that Keras calls on a callback.
+# The names of the methods that Keras may call on a callback.
 _EVENTS = [name for name in dir(keras.callbacks.Callback) if name.startswith("on_")]
 
 

@@ -22,10 +22,10 @@ class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
 
     With ``save="async"`` training stops only while the model's state is copied to the memory of the
     host. A thread then writes the file that ``model.save`` or ``model.save_weights`` would have
-    written at that moment. The thread writes under a temporary name first, so that a file is
-    complete at any time. One file is written at a time: if a save is due while a file is being
-    written, training waits for that file. So there is never more than one copy of the state. The
-    memory for this copy is kept until `fit` ends.
+    written at that moment. The thread writes under a temporary name first, so that a file
+    with the final name is always complete. One file is written at a time: if a save is due while a
+    file is being written, training waits for that file. So there is never more than one copy of the
+    state. The memory for this copy is kept until `fit` ends.
 
     If the thread fails, for example because the disk is full, `fit` raises the error: after the
     next batch, at the end of an epoch, in the next save, or at the end of training, whichever comes

@@ -297,7 +297,8 @@ class _EventFile:
     """A new event file for TensorBoard, in a folder that is made if it is missing."""
 
     def __init__(self, folder: Path) -> None:
-        # tensorboard's own EventFileWriter would import TensorFlow if TensorFlow is installed.
+        # TensorBoard's own EventFileWriter imports TensorFlow if it is installed. So this class
+        # writes the records without it.
         self._messages: Any = importlib.import_module("tensorboard.compat.proto.event_pb2")
         records: Any = importlib.import_module("tensorboard.summary.writer.record_writer")
         folder.mkdir(parents=True, exist_ok=True)

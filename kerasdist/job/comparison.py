@@ -28,7 +28,7 @@ _NOTHING = "nothing"
 
 
 def groups(values: Iterable[tuple[int, Value]]) -> dict[Value, list[int]]:
-    """Returns, for pairs of rank and value, which workers have each value."""
+    """Returns the ranks of the workers that have each value, from pairs of rank and value."""
     ranks: dict[Value, list[int]] = {}
     for rank, value in values:
         ranks.setdefault(value, []).append(rank)
@@ -199,7 +199,7 @@ ADVICE = (
 
 
 def check_report(report: Report) -> None:
-    """Raises TypeError or ValueError if a report does not have the form that `came_apart` reads."""
+    """Raises TypeError or ValueError if a report lacks the form that `came_apart` expects."""
     steps = [at for at, form in report["changes"] if isinstance(form, str)]
     numbers = [report["stretch"], report["steps"], report["begun"], *steps]
     if any(type(number) is not int for number in numbers):

@@ -112,7 +112,7 @@ class Meeting:
 
     @property
     def places(self) -> dict[int, str]:
-        """For each worker that waits in this exchange: where it waits, in words for a message."""
+        """Where each worker of this exchange waits, in words for a message, by rank."""
         return dict.fromkeys(self.sent, f"at {self.label!r}")
 
     def add(self, rank: int, value: object) -> None:
@@ -515,7 +515,7 @@ class Coordinator:
         )
 
     def _doing(self, ranks: Iterable[int]) -> dict[int, str]:
-        """Returns the call that each of these workers is in, in words for a message."""
+        """Returns, in words for a message, what each of these workers does now, by rank."""
         places: dict[int, str] = {}
         for one in (self._members[rank] for rank in ranks):
             place = f"in {one.place}, step {one.step}" if one.place else "in code of its own"

@@ -109,7 +109,7 @@ def interrupt_behind(error: BaseException) -> KeyboardInterrupt | None:
 
 
 def described(interrupt: KeyboardInterrupt, error: BaseException) -> str:
-    """Returns one line about an interrupt: where it came, and the error that followed from it."""
+    """Returns one line about an interrupt: the interrupted line, and the error that followed."""
     said = "interrupted (Ctrl-C)"
     # If a framework turns the interrupt into another error, only the traceback of that error
     # contains user code.
@@ -160,7 +160,7 @@ _finish: list[Callable[[int], int]] = []
 
 
 def register(finish: Callable[[int], int]) -> None:
-    """Registers a function that ends the job and turns this worker's exit code into the job's."""
+    """Registers a function to end the job: from this worker's exit code it returns the job's."""
     _finish.append(finish)
 
 

@@ -459,7 +459,7 @@ def translating_failures(place: str) -> AbstractContextManager[None]:
 def _failing_exit(error: SystemExit) -> tuple[str, int] | None:
     """Returns the reason and exit code of a ``sys.exit``; None if it is not a failure."""
     match error.code:
-        # preempted workers have saved a backup together and stop
+        # PREEMPTED: all workers have saved a backup, and end together
         case None | 0 | ExitCode.PREEMPTED:
             return None
         case int(code):

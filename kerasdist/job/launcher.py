@@ -62,7 +62,7 @@ The process that supervises the worker sets this variable.
 
 
 def tell_launcher() -> None:
-    """Makes the file that shows the launcher that this process has joined the job."""
+    """Makes an empty file, by which the launcher sees that this process has joined the job."""
     path = os.environ.get(JOINED_FILE)
     if path:
         # The job must go on even if the launcher has ended.

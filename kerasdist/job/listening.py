@@ -176,9 +176,9 @@ _ADDRESS = slice(20, 24)
 def misleads(others: Sequence[str]) -> str | None:
     """Returns this machine's address for other workers, if its host name would mislead them.
 
-    Gloo, with which PyTorch and JAX sum on CPUs, gives the other workers the address to which this
-    machine's name resolves. On Debian and Ubuntu the name resolves to a loopback address, which
-    others cannot reach.
+    Gloo, which PyTorch and JAX use for collectives on CPUs, gives the other workers the address to
+    which this machine's name resolves. On Debian and Ubuntu the name resolves to a loopback
+    address, which other machines cannot reach.
 
     Returns None if the name does not resolve to a loopback address, or if all other workers are on
     this machine.
@@ -235,10 +235,11 @@ def _way_to(host: str) -> str | None:
 def waiting_their_turn() -> Iterator[None]:
     """Lets the threads that are started in this block wake up without preempting other threads.
 
-    Gloo, with which PyTorch and JAX sum on CPUs, has a thread that distributes the data that arrive
-    from other workers. This thread needs the lock of each connection. If the lock is taken,
-    the thread asks the kernel again which data have arrived, gets the same answer at once, and so
-    on (``Pair::handleEvents`` in gloo/transport/tcp/pair.cc only tries the lock).
+    Gloo, which PyTorch and JAX use for collectives on CPUs, has a thread that distributes the data
+    that arrive from other workers. To read from a connection, this thread must hold the
+    connection's lock. If another thread holds the lock, the distributing thread asks the kernel
+    again which data have arrived, gets the same answer at once, and so on
+    (``Pair::handleEvents`` in gloo/transport/tcp/pair.cc only tries the lock).
 
     On a busy machine the lock is often held by a thread that is not running. While that thread was
     sending on the connection, a message woke up the distributing thread, and the kernel ran the
@@ -252,7 +253,7 @@ def waiting_their_turn() -> Iterator[None]:
     the thread that starts it.
 
     If the system lacks or forbids that scheduling class, or if the user has chosen another class,
-    threads start as always.
+    this function changes nothing.
     """
     if sys.platform != "linux" or os.sched_getscheduler(0) != os.SCHED_OTHER:
         yield

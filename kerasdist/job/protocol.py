@@ -78,7 +78,7 @@ def unpacked(body: bytes) -> Any:
 
 
 def compressed(value: object) -> str:
-    """Returns a value as compressed text. Long values for all workers are sent in this form."""
+    """Returns a value as compressed text, the form in which long values go to all workers."""
     return base64.b85encode(zlib.compress(json.dumps(value).encode())).decode()
 
 

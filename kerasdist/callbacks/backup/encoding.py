@@ -175,7 +175,7 @@ class Encoder:
         return {_TAG: "same", "as": form.setdefault("named", first)}
 
     def _state(self, state: object, where: str, depth: int = _DEPTH) -> Form:
-        """Returns the form of a state that exists only to be saved, such as from `state_dict()`.
+        """Returns the form of a state made only to be saved, such as the result of `state_dict()`.
 
         No value of the script is filled with this state, so its form is never marked as new.
         """

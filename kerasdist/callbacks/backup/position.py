@@ -262,7 +262,10 @@ class Position:
             keras_compat.follow_source(adapter, source, self._places.begun)
 
     def _is_due(self, count: int) -> bool:
-        """Returns whether a backup after `count` batches may be due, and needs the place there."""
+        """Returns whether the place after `count` batches must be saved.
+
+        This is so if a backup may be due at this place, and if the backup can use the place.
+        """
         if self._draws or not self._read_by_python:
             # If the pipeline draws random numbers, its place cannot be used within an epoch: the
             # place does not contain the state of these draws.

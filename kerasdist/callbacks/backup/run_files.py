@@ -181,7 +181,7 @@ class RunFiles:
         return StoredVariables(chiefs, rank)
 
     def begin_next(self) -> None:
-        """Waits until the previous backup is on the disk, and increases the backup's number."""
+        """Waits until the previous backup is on the disk; sets `number` for the next backup."""
         self.wait()
         self.number += 1
 

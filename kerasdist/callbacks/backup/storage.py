@@ -59,7 +59,7 @@ class StoredFile:
 
     Attributes:
         path: The path of the file.
-        facts: The content of the header that is not about arrays.
+        facts: The content of the header, without the forms of the arrays.
         forms: The type and shape of each array; None for an array that is in another file.
     """
 

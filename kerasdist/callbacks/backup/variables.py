@@ -93,8 +93,8 @@ For each shard: its region, the file that has it, and its index in that file.
 class StoredVariables:
     """The variables of a backup, in the chief's file and in the parts.
 
-    A worker reads only the part of its own rank, if its shards are the same as when this part was
-    written. The chief also reads the headers of all other parts.
+    If a worker has the same shards as the worker of its rank had when the backup was made, it reads
+    only the part of this rank. The chief also reads the headers of all other parts.
     """
 
     def __init__(self, chiefs: StoredFile, rank: int = 0) -> None:
