@@ -114,8 +114,8 @@ class BackupAndRestore(Callback):
                 ``sqrt(2 * cost * time between failures)``. The cost is the time for which training
                 stops for the first backup. That backup is made after 20 batches or at the end of
                 the first epoch. The first backup is then written once more, to store the chosen
-                number of batches. At the end of an epoch a backup is made if half of this number
-                of batches has passed since the last backup. At the end of the last epoch a backup
+                number of batches. At the end of an epoch a backup is made if at least half of this
+                number has passed since the last backup. At the end of the last epoch a backup
                 is always made.
             hours_between_failures: The mean time between failures of the job, for
                 ``save_freq="auto"``; None means 8,000 hours divided by the number of replicas. If
@@ -314,7 +314,7 @@ class BackupAndRestore(Callback):
             self._validation.go_to(facts["validation"], within=False)
         begin = facts["epoch"]
         if facts["stopping"] and not facts["batches"]:
-            # When the backup was made, training was about to stop. So there is no further epoch.
+            # When the backup was made, `stop_training` was set. So no further epoch is trained.
             begin = max((self.params or {}).get("epochs") or 0, begin)
         internals.INITIAL_EPOCH.set(model, begin)
         if facts["batches"]:
@@ -370,7 +370,7 @@ class BackupAndRestore(Callback):
             self._save_and_choose(epoch + 1, 0)
 
     def on_train_end(self, logs: dict[str, object] | None = None) -> None:
-        """Removes the backups if they are no longer needed."""
+        """Lets other runs use the folder; with ``delete_checkpoint=True``, removes the backups."""
         self._in_training = False
         self._unmute.close()
         internals.INITIAL_EPOCH.set(self.model, None)

@@ -91,9 +91,10 @@ _REDUCTIONS = {
 class MetricsReduction(keras.callbacks.Callback):
     """Reduces the logs of an epoch over the workers, before later callbacks see them.
 
-    The values that `fit` itself reports are already for the global batch on every worker, and stay
-    unchanged. Use this callback for values that a worker's own code adds to the logs: put it after
-    the callback that adds them, and before EarlyStopping, ReduceLROnPlateau or ModelCheckpoint.
+    The values that `fit` itself reports are computed from the global batch. So they are equal on
+    all workers, and stay unchanged. Use this callback for values that a worker's own code adds to
+    the logs: put it after the callback that adds them, and before EarlyStopping, ReduceLROnPlateau
+    or ModelCheckpoint.
 
     Example::
 

@@ -85,8 +85,8 @@ class Vote(Callback):
     def on_epoch_end(self, epoch: int, logs: dict[str, object] | None = None) -> None:
         """Votes. All workers must call this method."""
         wants = keras_compat.model_of(self).stop_training or self._wanted_to_stop
-        # A worker may have asked for a vote. This call answers its request; the answer is not used,
-        # because all workers vote here in any case.
+        # A worker may have asked for a vote after a batch. This call of `meets_here` answers the
+        # request; its result is not used, because all workers vote here in any case.
         self._job.meets_here(wants=False)
         stops, *_ = self._vote(f"end of epoch {epoch + 1}", [wants], epoch + 1, 0)
         keras_compat.model_of(self).stop_training = any(stops)

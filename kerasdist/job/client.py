@@ -74,7 +74,7 @@ class Client:
         # For each step and path: how often this worker has asked whether the chief wrote the file.
         self._saves: Counter[tuple[int, str]] = Counter()
         self._next_place = 0  # how many calls of `meets_here` have come to an end
-        self._is_asked = False  # whether a worker has asked all workers to meet in `meets_here`
+        self._is_asked = False  # whether a worker has asked to meet in a call of `meets_here`
         self._meeting_place: int | None = None
         self.closed = False
         self._sending = threading.Lock()

@@ -38,7 +38,7 @@ ADVICE = (
     "message shows what is sent and how, the function of kerasdist, and the line of your code."
 )
 
-# Frameworks generate files of code from user code. The name of such a file contains one of these.
+# Frameworks generate files of code from user code. One of these texts is in such a file's name.
 _GENERATED = ("__autograph_generated", "torchinductor")
 
 
@@ -109,7 +109,7 @@ def described(kind: str, what: str) -> str:
 
 
 def code_here() -> str:
-    """Returns which code issues a collective: the function of kerasdist, and the user's line."""
+    """Returns which code issues a collective: a function of kerasdist, and a line of user code."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename == __file__:
         frame = frame.f_back

@@ -87,7 +87,7 @@ def named_workers(ranks: Sequence[int]) -> str:
 
 
 def named_places(places: Mapping[int, str]) -> str:
-    """Returns what workers do, for a message: ``worker 0 is at 'a'; workers 1, 2 are ...``."""
+    """Says in a message what workers do: ``worker 0 is at 'a'; workers 1, 2 are ...``."""
     there = groups((rank, places[rank]) for rank in sorted(places))
     said = [
         f"{named_workers(ranks)} {'is' if len(ranks) == 1 else 'are'} {place}"

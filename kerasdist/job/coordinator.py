@@ -432,7 +432,7 @@ class Coordinator:
             )
 
     def _leave(self, member: Member) -> None:
-        """Records that a worker has left. After the last one, the coordinator ends."""
+        """Records that a worker has left. After the last worker has left, the coordinator ends."""
         member.left = True
         self._left += 1
         if self._left == self._workers:

@@ -2,8 +2,8 @@
 
 The chief opens each connection with a challenge: the job's name and a random number. The worker
 answers with a random number of its own, and with an HMAC-SHA256 of both numbers under the job's
-secret. The chief replies with another HMAC of the same numbers. Other messages follow only then.
-The secret itself is never sent, and an answer cannot be used on another connection.
+secret. The chief replies with another HMAC of the same numbers. All other messages come after these
+three. The secret itself is never sent, and an answer cannot be used on another connection.
 """
 
 from __future__ import annotations

@@ -39,10 +39,10 @@ _ELSEWHERE = ("<", *LIBRARIES)
 class DroppedInterrupts:
     """Raises a KeyboardInterrupt again if the code that it interrupted has dropped it.
 
-    Errors are dropped in callbacks of the garbage collector (JAX has one, and Keras imports JAX),
-    and in conversions in the C++ code of JAX and NumPy. An interrupt was dropped if it came in a
-    call of Keras or kerasdist, and that call continues or returns. An interrupt that came in user
-    code inside of that call is not raised again, because the code may have caught it deliberately.
+    Python drops errors in callbacks of the garbage collector (JAX has one, and Keras imports JAX).
+    The C++ code of JAX and NumPy drops errors in conversions. An interrupt was dropped if it came
+    in a call of Keras or kerasdist, and that call continues or returns. An interrupt that came in
+    user code inside of that call is not raised again, because the code may have caught it itself.
     """
 
     def __init__(self, is_in_a_call: Callable[[], bool]) -> None:
@@ -187,8 +187,8 @@ class ExitCode(IntEnum):
     """Exit codes that have a special meaning.
 
     Attributes:
-        LOST_WORKER: The worker ended because another worker was lost. The launcher looks for that
-            other worker as the cause.
+        LOST_WORKER: The worker ended because another worker was lost. The launcher then looks
+            for that other worker, whose loss is the cause.
         PREEMPTED: The worker was told to stop, and has saved a backup. This is not a failure, and
             the launcher does not restart the job; the scheduler that took the machine restarts it.
     """

@@ -303,14 +303,14 @@ class Job:
 
     def check(self) -> None:
         """Raises the error that ended the job, if there is one."""
-        self._failing_exit = None  # the script still runs, so it has caught any `sys.exit`
+        self._failing_exit = None  # the script runs on, so it has caught an earlier `sys.exit`
         if self._client.failure is not None:
             self._monitor.disarm()
             raise self._client.failure
 
     @property
     def is_watched(self) -> bool:
-        """Whether this worker is in a call that needs all workers, and to which time-outs apply."""
+        """Whether this worker is in a call that needs all workers. Such calls have time-outs."""
         return bool(self._client.place)
 
     def step_started(self) -> None:
@@ -442,7 +442,7 @@ def current_job() -> Job | None:
 
 
 def all_do(job: Job | None, label: str, failure: type[Exception]) -> AbstractContextManager[None]:
-    """Returns ``job.all_do(label, failure)``, or without a job a context that does nothing."""
+    """Returns ``job.all_do(label, failure)``; without a job, a context that does nothing."""
     return _ALONE if job is None else job.all_do(label, failure)
 
 
@@ -518,7 +518,7 @@ def _own_facts(membership: Membership, coordinator_host: str, port: HeldPort | N
         "port": None if port is None else port.number,
     }
     # The chief may be connected to its own coordinator by a loopback address, which other workers
-    # cannot use. So it gives them the coordinator's host.
+    # cannot use. So the chief's facts contain the coordinator's host as its address.
     return {**facts, "address": coordinator_host} if membership.is_chief else facts
 
 

@@ -34,7 +34,7 @@ class Channel:
         self._descriptor = descriptor
 
     def tell(self, report: Mapping[str, object]) -> None:
-        """Sends a report, unless the launcher has ended or does not read."""
+        """Sends a report, unless it is too long, or the launcher has ended or does not read."""
         line = f"{json.dumps(report)}\n".encode()
         if len(line) > select.PIPE_BUF:  # a full pipe might take only a part of a longer line
             return

@@ -163,7 +163,7 @@ class HeldPort:
         return self._socket.detach()
 
     def release(self) -> None:
-        """Closes this socket. A framework's server that already listens on the port keeps it."""
+        """Closes this socket. A framework's server on the port is not affected."""
         self._socket.close()
 
 

@@ -47,7 +47,7 @@ Facts = Mapping[str, object]
 
 
 class MalformedError(ConnectionError):
-    """A message does not have the form that workers send."""
+    """Raised for a message that does not have the form of kerasdist's messages."""
 
 
 def packed(message: object) -> bytes:
@@ -109,7 +109,7 @@ class Timeouts:
 
     Attributes:
         join: The time in which all workers must join at the start.
-        heartbeat: The longest time in which a worker, or the chief, may send no message.
+        heartbeat: The longest time for which a worker, or the chief, may send no message.
         meeting: The longest wait for the other workers at a point that all must reach: an exchange,
             the next step, or the end of the script. A framework's collectives have the same limit.
     """

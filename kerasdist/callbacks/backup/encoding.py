@@ -75,8 +75,8 @@ class Encoder:
     Attributes:
         lost: The type of each value that cannot be saved; the keys are the paths of the values.
         filled: The values that can be restored in place, because a restarted script makes a value
-            at the same path. For each value, a pair of its path and its id; for an object that is
-            neither a container nor an array, a pair of its path and its type.
+            at the same path. For each value, a pair of its path and its id. If the value is neither
+            a container nor an array, its type takes the place of its id.
         tied: Sets of names of attributes that refer to the same object. If one attribute of a set
             is saved, all attributes of the set are saved.
     """
@@ -165,7 +165,7 @@ class Encoder:
         return form
 
     def _refer_to(self, value: object, where: str) -> Form:
-        """Returns the form for a further reference to a value that already has a form."""
+        """Returns the form of one more reference to a value that already has a form."""
         self.filled.add((where, id(value)))
         _, form, first, attribute = self._seen[id(value)]
         if form is SKIPPED:

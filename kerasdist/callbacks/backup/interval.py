@@ -103,7 +103,7 @@ class Interval:
         self._passed = passed
 
     def batches_passed(self, count: int, wait: Callable[[], None]) -> None:
-        """Notes that `count` batches of the epoch are done.
+        """Records that training has passed `count` batches of the epoch.
 
         ``wait`` waits for the devices. It is called just before the timing of batches begins.
         """

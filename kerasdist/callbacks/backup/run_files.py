@@ -478,8 +478,8 @@ def name_of_run(folder: Path, job: Job) -> str | None:
         with contextlib.suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)
             _probe(folder, name).touch()
-    # Workers look only after the chief has made the folder, because a network file system may keep
-    # in its cache that the folder is missing.
+    # Workers look only after the chief has made the folder, because otherwise a network
+    # file system may keep in its cache that the folder is missing.
     name = str(job.broadcast_object("the folder of the backups", name))
     found = _probe(folder, name)
     sees = found.is_file() and os.access(folder, os.W_OK)

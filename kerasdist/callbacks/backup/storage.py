@@ -64,7 +64,7 @@ class StoredFile:
     """
 
     def __init__(self, path: Path) -> None:
-        """Reads only the header; `require_whole` checks the file.
+        """Reads only the header. To check the whole file, call `require_whole`.
 
         Raises:
             BackupError: If the header does not have the form in which `write_file` writes headers.
