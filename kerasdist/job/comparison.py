@@ -79,7 +79,7 @@ def first_of(items: Sequence[str], most: int = NAMED) -> str:
 
 
 def named_workers(ranks: Sequence[int]) -> str:
-    """Names workers in a message: the first `NAMED` of them, and how many others there are."""
+    """Returns text that names workers: the first `NAMED`, and then how many others there are."""
     named = ", ".join(map(str, sorted(ranks)[:NAMED]))
     more = len(ranks) - NAMED
     noun = "worker" if len(ranks) == 1 else "workers"
@@ -87,7 +87,7 @@ def named_workers(ranks: Sequence[int]) -> str:
 
 
 def named_places(places: Mapping[int, str]) -> str:
-    """Says in a message what workers do: ``worker 0 is at 'a'; workers 1, 2 are ...``."""
+    """Returns text about what workers do: ``worker 0 is at 'a'; workers 1, 2 are ...``."""
     there = groups((rank, places[rank]) for rank in sorted(places))
     said = [
         f"{named_workers(ranks)} {'is' if len(ranks) == 1 else 'are'} {place}"

@@ -1,4 +1,4 @@
-"""What a worker tells the launcher (progress, results), and variables that the launcher sets.
+"""What a worker tells the launcher (progress, results); the launcher's environment variables.
 
 The launcher imports this file without Keras, so nothing here may import Keras.
 """

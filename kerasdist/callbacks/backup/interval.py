@@ -87,7 +87,7 @@ class Interval:
             self._every = _FIRST * at_once if self.is_open else every
 
     def kept(self) -> list[int] | None:
-        """Returns the chosen number of batches and the number of replicas; None before the choice.
+        """Returns the chosen number of batches and the number of replicas; None if none is chosen.
 
         If a restarted run has another number of replicas, it chooses a number of batches anew.
         """

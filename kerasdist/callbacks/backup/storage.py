@@ -3,7 +3,7 @@
 A file consists of a line that names the format, the length of a JSON header, the header, the bytes
 of the arrays, and a SHA-256 over all of that. The file is written under another name, flushed to
 the disk, and then renamed, which replaces an older file completely or not at all. Arrays are read,
-written and checked one after another, so that they are never all in memory at the same time.
+written and checked one after another, so that they need not all be in memory at once.
 """
 
 from __future__ import annotations
