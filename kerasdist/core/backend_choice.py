@@ -22,7 +22,7 @@ VARIABLE = "KERAS_BACKEND"
 """The environment variable that chooses the backend."""
 
 KNOWN = ("tensorflow", "jax", "torch")
-"""The backends that kerasdist supports; also the names of their packages."""
+"""The backends that kerasdist supports. Each backend's Python package has the same name."""
 
 TESTED = {
     "keras": ("3.12.0", "3.15.1"),
@@ -30,7 +30,10 @@ TESTED = {
     "jax": ("0.8.2", "0.10.2", "0.12.0.1"),
     "torch": ("2.9.0", "2.13.0", "2.14.1", "2.15.0"),
 }
-"""The releases that pass kerasdist's tests, as in docs/versions.md but without nightly builds."""
+"""The releases that pass kerasdist's tests.
+
+docs/versions.md lists the same releases, and nightly builds too.
+"""
 
 WANT_PROCESS_A_DEVICE = ("torch",)
 """The backends on which one process for each GPU is faster than one process for all GPUs."""
@@ -41,7 +44,7 @@ _DISTRIBUTIONS = {
     "keras": ("keras", "keras-nightly"),
     "tensorflow": ("tensorflow", "tensorflow-cpu", "tf-nightly"),
 }
-"""The names under which PyPI has a package, for packages that have several names."""
+"""For each package that PyPI offers under several names: these names."""
 
 
 @final
@@ -109,7 +112,10 @@ def is_installed(package: str) -> bool:
 
 
 def untested(backend: str) -> list[str]:
-    """Returns which of Keras and the framework have untested versions, such as ``keras 3.11.0``."""
+    """Returns the name and version of Keras, and of the framework, if that version is untested.
+
+    Each entry is a text such as ``keras 3.11.0``. The list is empty if both versions are tested.
+    """
     found = {name: framework_version(name) for name in ("keras", backend)}
     return [
         f"{name} {version}"
@@ -147,7 +153,7 @@ def folder_of(distribution: Distribution) -> Path:
 
 @functools.cache
 def floors() -> dict[str, str]:
-    """Returns the lowest versions of Keras and the frameworks that kerasdist's package requires.
+    """Returns the lowest version of Keras, and of each framework, that kerasdist's package allows.
 
     Returns an empty dict if kerasdist runs from a checkout that is not installed.
     """

@@ -16,7 +16,7 @@ _Entry = TypeVar("_Entry")
 
 @final
 class VariableTable(Generic[_Entry]):
-    """A table with an entry per variable, which is removed when the variable no longer exists."""
+    """A table with one entry per variable. An entry is removed once its variable is deleted."""
 
     def __init__(self) -> None:
         """Makes an empty table."""
@@ -91,7 +91,7 @@ def is_slot(variable: Any) -> bool:
 def weight_of(variable: Any) -> Any:
     """Returns the weight to which an optimizer's variable belongs.
 
-    If `variable` is not an optimizer's, or belongs to no weight, returns `variable` itself.
+    If `variable` is no variable of an optimizer, or belongs to no weight, returns `variable`.
     """
     known = _weights.get(variable)
     return variable if known is None or known[0] is None else known[0]

@@ -1,9 +1,9 @@
-"""Replicas that have several devices: which devices, and how tensors are cut over them.
+"""Chooses the devices of replicas that have several devices, and how tensors are cut over them.
 
 This module computes only with integers, and needs no framework. The devices of one replica are
-called its logical devices. Their number is a product of primes, and each prime is the size of an
-axis of a mesh. To cut a tensor into one shard for each logical device, each axis of the mesh is
-assigned to one axis of the tensor, which it then cuts.
+called its logical devices. They form a mesh: their number is a product of primes, and each prime is
+the size of one axis of the mesh. To cut a tensor into one shard for each logical device, each axis
+of the mesh is assigned to one axis of the tensor, and cuts the tensor along that axis.
 """
 
 from __future__ import annotations
@@ -299,7 +299,7 @@ class Splits:
     rules: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
     def add(self, rules: Mapping[str, Sequence[int]]) -> None:
-        """Appends rules, each a pattern with the number of shards along each axis."""
+        """Appends rules. Each rule maps a pattern to the number of shards along each axis."""
         for pattern, shards in rules.items():
             try:
                 re.compile(pattern)
@@ -369,7 +369,7 @@ def prime_factors(number: int) -> tuple[int, ...]:
 
 
 def mesh_axes(shards: Sequence[int], factors: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """Returns, for each axis of a tensor, the axes of the mesh along which the tensor is cut.
+    """Returns, for each axis of a tensor, the axes of the mesh that cut the tensor along this axis.
 
     `shards` are the numbers of shards along the tensor's axes; `factors` are the sizes of the
     mesh's axes. Both have the same product, or all numbers in `shards` are 1.

@@ -23,7 +23,7 @@ GROUP_BYTES = 25 * 2**20
 @final
 @dataclass(frozen=True)
 class Sharding:
-    """Which variables the replicas divide among them, so that a larger model fits.
+    """Which variables the replicas divide among themselves, so that a larger model fits.
 
     Pass an object of this class as ``sharding=`` to a strategy. In place of the object, the names
     ``"optimizer"``, ``"full"`` and ``"auto"`` mean the corresponding `Sharding` with the default
@@ -121,10 +121,10 @@ def is_small(sharding: object, shape: Sequence[int]) -> bool:
 class Region:
     """The elements of a variable that belong to a shard.
 
-    The variable's elements are seen as a matrix with equal rows. The shard has the same range of
-    columns in each row. If the flattened values are sharded, the matrix has one row. If the
-    variable is sharded along an axis, the number of rows is the product of the sizes of the axes
-    before that axis.
+    The region is described as if the variable's elements, in row-major order, were a matrix. The
+    shard has the same range of columns of every row. If the flattened values are sharded, the
+    matrix has one row. If the variable is sharded along an axis, the number of rows is the product
+    of the sizes of the axes before that axis.
 
     Attributes:
         rows: The number of rows of the matrix.

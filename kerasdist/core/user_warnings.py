@@ -46,7 +46,7 @@ _warned: WeakKeyDictionary[object, set[str]] = WeakKeyDictionary()
 
 
 def warn_once(owner: object, message: str, subject: str = "") -> None:
-    """Gives a warning (see `warn_user`) about an object, unless the same was given before.
+    """Gives a warning about an object, as `warn_user` does, unless the same one was given before.
 
     Two warnings are the same if they have the same subject. Without subjects, they are the same if
     they have the same message.

@@ -287,7 +287,7 @@ def held_by(model: keras.Model, kind: type[Any]) -> list[Any]:
 
 
 def _held_in(owners: Iterable[Any], kind: type[Any], depth: int = 0) -> list[Any]:
-    """Returns the objects of a class that are attributes of the owners, or in collections there.
+    """Returns the objects of a class in the owners' attributes, or in collections in these.
 
     If an attribute is an object of a user's class, the attributes of this object are searched too.
     The search follows at most `depth` such objects, one inside the other.
@@ -360,13 +360,14 @@ def require_losses_of_layers() -> None:
 def loss_ids_on(layer: Any) -> set[int]:
     """Returns Keras's set of the ids of a layer's losses in a stateless scope.
 
-    The set is empty if Keras lacks it; `require_losses_of_layers` then refuses `add_loss`.
+    If this version of Keras has no such set, the result is an empty set. In that case
+    `require_losses_of_layers` refuses `add_loss`.
     """
     return getattr(layer, internals.LOSS_IDS.attribute, set())
 
 
 def is_of_examples(metric: Any) -> bool:
-    """Returns whether a metric's class is one of Keras's that compute a value for each example.
+    """Returns whether a metric's class belongs to Keras, and computes one value for each example.
 
     The class's name decides, because this function is also called while the metric's constructor
     runs, before the constructor has stored the metric's function.
@@ -458,12 +459,12 @@ def keep_keras_mask(before: Any, after: Any, change: Callable[[Any], Any] | None
 
 
 def apply_mask(sample_weight: Any, mask: Any, *, dtype: Any, reduction: str) -> Any:
-    """Returns sample weights with a mask applied, by Keras's own function without patches."""
+    """Applies a mask to sample weights by Keras's own function, without kerasdist's patches."""
     keras_own = inspect.unwrap(internals.APPLY_MASK.value)
     return keras_own(sample_weight, mask, dtype=dtype, reduction=reduction)
 
 
 def is_compile_metrics(metric: object) -> bool:
-    """Returns whether a metric is the one in which Keras stores the metrics of `compile`."""
+    """Returns whether a metric is the container in which Keras keeps the metrics of `compile`."""
     # Of Keras's metrics that `model.metrics` may contain, only this one has an attribute `metrics`.
     return is_builtin(type(metric)) and hasattr(metric, "metrics")

@@ -52,7 +52,7 @@ class Patch:
             internal.
         reason: The purpose of the patch.
         backends: The backends on which the patch is applied; all, if empty.
-        stands_for: If this is an internal, the patch is applied only where Keras lacks it.
+        stands_for: If this is an internal, the patch is applied only if Keras lacks this internal.
     """
 
     functions: tuple[str, ...]
@@ -93,10 +93,10 @@ _LOSS = "keras.losses:CosineSimilarity"
 _TORCH, _BY_REPLICA = ("torch",), ("tensorflow", "torch")
 
 INHERITED = (f"{_MODEL}.compile", f"{_LOSS}.call")
-"""Methods that the class in the path inherits, and that are replaced where they are defined."""
+"""Inherited methods. They are replaced in the base class of Keras that defines them."""
 
 BASES = (_MODEL, _LAYER, _OPTIMIZER, _VARIABLE)
-"""The public classes of Keras to which a base class may be added, by their ``__bases__``."""
+"""The public classes of Keras to whose ``__bases__`` kerasdist may add a base class."""
 
 PATCHES: tuple[Patch, ...] = (
     # Metrics, and the losses of layers.
@@ -171,8 +171,8 @@ PATCHES: tuple[Patch, ...] = (
     *_of(_LAYER, "named_parameters", "gives the replica's parameters", on=_TORCH),
     _at(internals.TRACK_VARIABLES, "track", "registers shards as parameters"),
     _at(internals.TRACK_VARIABLE, "track", "registers shards of a layer that is built"),
-    # Methods that a variable gets from an extra base class. Later versions of Keras define `assign`
-    # and `__repr__` in the class itself, so these methods are replaced in the class.
+    # Methods that a variable gets from an extra base class. Some versions of Keras define `assign`
+    # or `__repr__` in the class itself; there the class's own method is replaced.
     *_of(
         _VARIABLE,
         "__init__",
@@ -182,8 +182,8 @@ PATCHES: tuple[Patch, ...] = (
     _at(internals.INITIALIZE, "keep_shape initialize", "draws shards only; in a plan, nothing"),
     _at(internals.INITIALIZE_LATER, "keep_shape_later", "in a plan, draws nothing"),
     *_of(_VARIABLE, "assign", "combines values; stores a shard", "assign_shape assign store"),
-    # Reading a value gathers shards, keeps JAX from donating the array, and on TensorFlow first
-    # calls the functions that kerasdist has registered for reads.
+    # With these functions, a read of a variable's value gathers shards, and keeps JAX from donating
+    # the array. On TensorFlow, a read first calls functions that kerasdist registered for reads.
     *_of(_VARIABLE, "value", "gathers shards; records reads", "read_shape read_whole read"),
     *_of(_VARIABLE, "__repr__", "gathers no shards, before Keras 3.13", "show"),
 )
@@ -297,7 +297,7 @@ def _replace(patch: Patch, owner: Any, name: str, now: Any) -> None:
 
 
 def _as_function(call: Function, original: Function) -> Function:
-    """Returns a call as a function, because torch's compiler needs the name of a function."""
+    """Returns a callable as a plain function, because torch's compiler needs a function's name."""
     if isinstance(call, functools.partial):
         partial = call
 

@@ -1,4 +1,4 @@
-"""Data sources whose iterators can save a position, from which another iterator continues.
+"""Data sources whose iterators can save a position, from which a later iterator can continue.
 
 Such sources are ``tf.data`` pipelines, which Keras accepts on every backend, Grain's datasets and
 loaders, and a ``DataLoader`` with ``state_dict`` and ``load_state_dict``, such as torchdata's.
@@ -31,7 +31,7 @@ The argument is a function that makes the source's own iterator.
 # not warn about state that it cannot save, because kerasdist itself warns about it.
 _IGNORE = 1
 
-# `_DRAWS`: operations that draw random numbers from their own seed, new ones in each iteration.
+# `_DRAWS`: operations that have a seed of their own, and draw new random numbers in each iteration.
 # `_CHANGES`: operations that change a variable, such as the state of a random generator.
 # `_PYTHON`: operations that call Python functions.
 _DRAWS = ("Random", "TruncatedNormal", "ParameterizedTruncatedNormal", "Multinomial")

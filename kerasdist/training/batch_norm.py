@@ -1,4 +1,4 @@
-"""BatchNormalization on replicas: the rows whose statistics are used, and moving statistics.
+"""BatchNormalization on replicas: which rows it normalises by, and what its moving statistics are.
 
 In `fit` a layer normalises by the global batch, as on one device, unless the strategy has
 ``batch_norm="per_replica"``. In custom loops, as in ``tf.distribute``, a layer normalises by its
@@ -33,7 +33,7 @@ from kerasdist.keras_compat import internals, ops
 
 Original = Callable[..., Any]
 
-# For 1,024 channels, 64 replicas send 0.8 MB together.
+# For 1,024 channels, 64 replicas together send 0.8 MB.
 # An all-gather of that size takes about as long as the start of a second small all-reduce.
 MOST_GATHERED = 64
 
@@ -67,14 +67,14 @@ def statistics_options(options: dict[str, Any]) -> dict[str, Any]:
 def _synchronization(batch_norm: str | None) -> str:
     """Returns the `synchronization` of moving statistics, which are means over the replicas.
 
-    With ``"per_replica"`` each assignment computes the mean of the replicas' values, which `fit`
-    weights by rows. Otherwise each read of the variable computes the mean.
+    With ``"per_replica"`` each assignment computes the mean of the replicas' values; in `fit` each
+    value is weighted by its replica's rows. Otherwise each read of the variable computes the mean.
     """
     return "auto" if batch_norm == "per_replica" else "on_read"
 
 
 def called(original: Original, layer: keras.Layer, *args: object, **kwargs: object) -> Any:
-    """Calls a BatchNormalization; if it is synchronized, all replicas assign equal statistics.
+    """Calls a BatchNormalization layer; if it is synchronized, all replicas get equal statistics.
 
     In custom loops, moving statistics that were made outside of the scope behave as if they were
     made inside.
@@ -136,7 +136,7 @@ def reduced_axes(layer: Any, inputs: Any) -> tuple[int, ...]:
 
 
 def has_synchronized_layers(model: Any, strategy: StrategyLike) -> bool:
-    """Returns whether layers of a model use the statistics of the global batch in `fit`."""
+    """Returns whether a BatchNormalization of a model uses the global batch's moments in `fit`."""
     return any(
         isinstance(layer, keras.layers.BatchNormalization)
         and layer.trainable
@@ -166,12 +166,12 @@ def global_moments(
         count, mean, squares = _of_some(inputs, axes, mask)
     else:
         mean, variance = own
-        # `ones_like` makes the ones on the device. To convert the number to a tensor, this thread
-        # would have to wait until the number is copied from the host.
+        # `ones_like` makes the ones on the device. If the number were converted to a tensor,
+        # this thread would have to wait until the number is copied from the host.
         count = ops.ones_like(mean) * _number(inputs, axes)
         squares = variance * count
 
-    # Each replica sends one row: count, mean and squared deviations, with a value per channel.
+    # Each replica sends three values per channel: the count, the mean and the squared deviations.
     row = ops.stack([ops.broadcast_to(count, ops.shape(mean)), mean, squares])
     row = ops.reshape(row, (3, -1))
     if replicas <= MOST_GATHERED:

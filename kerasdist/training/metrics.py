@@ -118,7 +118,7 @@ def _bind(metric: keras.Metric) -> None:
 class KnownValues(keras_compat.InnerScope):
     """A scope in which reads of some variables return given values.
 
-    Reads of other variables, and all assignments, go to the scope around it.
+    Reads of other variables, and all assignments, go to the scope around this one.
     """
 
     def __init__(self, values: Iterable[tuple[Any, Any]]) -> None:
@@ -219,7 +219,7 @@ def _use_global_batch(metric: keras.Metric, strategy: Strategy) -> None:
     bind(metric, GlobalBatchMetric)
     for variable in metric.variables:
         if variable.aggregation == "sum":
-            # To read the variable itself would give the sum over the replicas.
+            # A read of the variable itself would return the sum over the replicas.
             value = ops.convert_to_numpy(strategy.runner.local_results(variable)[0])
             keras_compat.change_aggregation(variable, "only_first_replica", value)
 
@@ -259,7 +259,7 @@ def _is_one_row(y_pred: object) -> bool:
 
 
 def _shared(values: Any, sample_weight: Any) -> tuple[Any, Any]:
-    """Returns the values and weights by which a replica updates `keras.metrics.Mean` or ``Sum``.
+    """Returns the values and weights with which a replica updates a ``Mean`` or ``Sum`` of Keras.
 
     A scalar, such as the loss of a batch, is a mean over the replica's own examples. Such a scalar
     gets the replica's weight, so that all replicas together add one value with weight 1.

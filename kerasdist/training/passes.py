@@ -36,7 +36,10 @@ def rows_of(args: Sequence[Any]) -> int:
 
 
 def require_rows_alone(model: Any) -> None:
-    """Refuses layers that depend on rows outside of a pass or add losses, before a step runs."""
+    """Refuses layers that depend on rows outside of a pass, and layers that add losses.
+
+    This check runs before a step runs. `require_nothing_kept` checks what a call has changed.
+    """
     for layer in keras_compat.flat_layers(model):
         if isinstance(layer, keras.layers.BatchNormalization) and layer.trainable:
             raise refused(f"layer={layer.name!r}, which normalizes by the whole global batch")

@@ -33,7 +33,7 @@ _SIZED_BY = {
 
 
 def draw_rows(original: Callable[..., Any], *args: object, **kwargs: object) -> Any:
-    """Draws the same numbers as one device for the global batch; returns this replica's rows."""
+    """Draws what one device draws for the global batch, and returns the part for this replica."""
     replica, sized_by = current.fit_replica, _SIZED_BY.get(original.__name__)
     has_all_rows = replica is None or replica.num_replicas_in_sync == 1
     if has_all_rows or sized_by is None or current.draws_for_all or config.draws() != "global":

@@ -69,9 +69,10 @@ class ReplicatedTrainer(TrainerLike):
         """
 
     def make_function(self, name: str, original: Original, force: bool = False) -> Any:
-        """Returns the function that `fit`, `evaluate` or `predict` calls; makes it if necessary.
+        """Returns the function that `fit`, `evaluate` or `predict` calls for each step.
 
-        `name` is a key of `STEPS`. With `force`, makes the function again if the model has one.
+        `name` is a key of `STEPS`. If the model already has the function, it is made again only
+        with `force`.
         """
         self.made.add(name)
         attribute = name.removeprefix("make_")
@@ -100,7 +101,7 @@ class ReplicatedTrainer(TrainerLike):
             self.model(symbolic)
 
     def build_symbolically(self, original: Original, *args: object, **kwargs: object) -> None:
-        """Builds unbuilt layers by the shapes of a batch, inside the strategy's scope."""
+        """Builds unbuilt layers from the shapes of a batch, inside the strategy's scope."""
         with self.building():
             original(*args, **kwargs)
 
@@ -137,7 +138,7 @@ class ReplicatedTrainer(TrainerLike):
         return original(x, y, y_pred, *args, **kwargs)
 
     def get_metrics_result(self, original: Original) -> dict[str, Any]:
-        """Returns the results of the metrics, without a sum over processes: steps have summed them.
+        """Returns the results of the metrics, which the steps have already summed over processes.
 
         In a replica that runs Keras's own step, returns {}. Such a step does nothing with the
         results but return them, so the trainer reads the metrics after the step instead.
