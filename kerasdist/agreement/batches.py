@@ -146,8 +146,9 @@ class FirstBatches:
 
         All workers must call this method. Without `ordered`, the report is a warning if several
         threads draw random numbers for the data, else an error. `ordered` has the names of arrays
-        whose rows differ from each other. If one of these arrays is equal on all workers, then all
-        workers have the same order of rows, and the report is a warning; else it is an error.
+        in which the rows of a batch differ from each other. If one of these arrays is equal on all
+        workers, all workers have the same order of rows, and the report is a warning. Otherwise it
+        is an error.
         """
         job = self._job
         assert job is not None
@@ -181,7 +182,7 @@ class FirstBatches:
         self._drawn.clear()
 
     def compare(self) -> None:
-        """Compares the first batch of the current iteration over the data, unless already done.
+        """Compares the first batch of the current iteration, unless workers have compared it.
 
         All workers must call this method before a step.
         """

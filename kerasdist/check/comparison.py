@@ -59,9 +59,9 @@ class Comparison:
         found: All differences between the two steps.
         beyond_rounding: The differences that rounding does not explain, in the order of a step: the
             loss and the metrics, the gradients, the variables.
-        draws_differ: Why random draws could not be made equal; None if they could.
-        keeps_state: Whether the step on one device gives another result when it is repeated,
-            although it draws no random numbers, because code keeps state in Python.
+        draws_differ: Why the two steps could not get equal random numbers; None if they got them.
+        keeps_state: Whether a repetition of the step on one device gives another result, although
+            the step draws no random numbers. The reason is code that keeps state in Python.
     """
 
     examples: int
@@ -108,7 +108,8 @@ class _Steps:
         hidden = set(map(id, [*seeds, *metrics]))
         seen = [one for one in model.variables if id(one) not in hidden]
         with keras_compat.in_trial(trial):  # the step uses copies of the variables
-            # All workers read all variables in one order, because a read may gather shards.
+            # All workers read all variables in the same order, because a read may be a collective
+            # that gathers shards.
             keras_compat.stored_values([*model.variables, *seeds, *metrics, *_slots_of(model)])
             if change:
                 trial.change(change)
@@ -157,7 +158,7 @@ class _Steps:
     def _of_outputs(self, replicated: Mapping[int | None, Sequence[Any]]) -> list[Difference]:
         """Returns the largest difference of outputs between this process's replicas and one device.
 
-        The result is a list, which is empty if there are no outputs to compare.
+        The result is a list with one difference, or an empty list if there is nothing to compare.
         """
         found, batch, alone = [], self.batch, self.expected.outputs.get(None, ())
         for key, outputs in replicated.items():
@@ -211,7 +212,7 @@ def _slots_of(model: Any) -> Sequence[Any]:
 
 
 def bytes_of_copies(model: keras.Model) -> int:
-    """Returns the bytes of a step's copies of the state and gradients on a device."""
+    """Returns how many bytes a step's copies of the state, and its gradients, take on a device."""
     copied = [*model.variables, *model.trainable_variables, *_slots_of(model)]
     return sum(map(keras_compat.nbytes, copied))
 
@@ -289,8 +290,9 @@ def _first_finding(everyone: list[list[Any]]) -> list[Any]:
 def seeds_kept(model: Any) -> Iterator[None]:
     """In this context, random draws without a seed are equal on all workers of a job.
 
-    They use a new global seed generator of Keras, which starts from `_SEED`. After the context, the
-    thread has its former generator again. Without a job, the thread keeps its generator, if any.
+    In a job, these draws use a new global seed generator of Keras, which starts from `_SEED`.
+    Without a job, the context makes a new generator only if the thread has none. After the context,
+    the thread has its former generator again.
     """
     seeds = keras_compat.global_seed_generator()
     replicas = require_trainer(model).replicas
@@ -354,7 +356,7 @@ class RecordedDraws(Draws):
     def draw(self, name: str, draw: Callable[[], Any], given: Any) -> Any:
         """Returns the result of the random function `name`, or a recorded result in its place.
 
-        Dropout and shuffling are not done: for them the method returns their input, `given`.
+        The functions for dropout and shuffling are not run: their input, `given`, is returned.
         """
         if name in _LEFT_OUT:
             return given

@@ -1,4 +1,4 @@
-"""Measures how results of replicas differ from one device's, and whether rounding explains that."""
+"""Measures how the replicas' results differ from one device's, and whether by rounding alone."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ import numpy as np
 # several percent, rarely less than a thousandth. The tolerance of float64 is large, because metrics
 # and sample weights may be float32 even if the model is float64.
 _TOLERANCES = {"float64": 1e-5, "float32": 1e-3, "float16": 2e-2, "bfloat16": 1e-1}
-# The smallest relative difference between two numbers of each type.
+# For each type: the relative distance between neighbouring numbers.
 _EPSILONS = {"float64": 2e-16, "float32": 1.2e-7, "float16": 1e-3, "bfloat16": 8e-3}
 # The difference of a gradient is divided by the norm of that gradient, and the difference of a
 # variable's change by the norm of that change. The divisor is at least this fraction of the norm of
 # the largest gradient or change in the step.
 _LEAST_PART = 1e-2
-# A difference is more than rounding if it is `_TIMES_ROUNDING` times as large as the effect of
-# rounding, which is measured on one device: all variables are changed by a few rounding errors.
-# If the compared steps draw different random numbers, a difference must be `_TIMES_DRAWS` times as
-# large as the effect of other random numbers, which is larger than the effect of rounding.
+# A difference counts only if it is `_TIMES_ROUNDING` times as large as the effect of rounding. To
+# measure this effect, the step is repeated on one device, with weights that are changed by a few
+# rounding errors. If the compared steps draw different random numbers, the repetitions also draw
+# new ones. Their effect is larger, so a difference need only be `_TIMES_DRAWS` times as large.
 _TIMES_ROUNDING = 30.0
 _TIMES_DRAWS = 10.0
 
@@ -91,7 +91,7 @@ class Precision:
 
     Attributes:
         tolerance: The largest relative difference that counts as rounding.
-        epsilon: The relative distance of neighbouring numbers of the type.
+        epsilon: The relative distance of neighbouring numbers of the coarsest type in the model.
         tolerance_of_gradients: The largest relative difference of gradients that counts as
             rounding.
     """
@@ -172,7 +172,7 @@ def _without_rounded(
         if change is None or known is None:
             continue
         if other is None or not gradient.shape == other.shape == change.shape == known.shape:
-            weights[path] = known  # the gradients' own comparison shows the difference
+            weights[path] = known  # the comparison of the gradients shows the difference
             continue
         with np.errstate(all="ignore"):
             same = np.abs(gradient - other) <= tolerance * np.abs(gradient)
@@ -226,7 +226,7 @@ def difference(
 
 
 def worst(found: Iterable[Difference]) -> Difference | None:
-    """Returns the largest of some differences, None if there is none."""
+    """Returns the difference with the largest `relative`, None if `found` is empty."""
     return max(found, key=lambda one: one.relative, default=None)
 
 

@@ -169,7 +169,7 @@ def floors() -> dict[str, str]:
 
 
 def too_old(package: str) -> str | None:
-    """Returns why an installed package is too old, and what to do; None if it is new enough."""
+    """Returns why an installed package is too old, and what to do; None if it is not too old."""
     from packaging.version import InvalidVersion, Version
 
     floor, version = floors().get(package), framework_version(package)
@@ -179,7 +179,7 @@ def too_old(package: str) -> str | None:
         # Builds in NVIDIA's containers have versions such as 2.9.0a0, which count as 2.9.0.
         if Version(Version(version).base_version) >= Version(floor):
             return None
-    except InvalidVersion:  # the version of a user's own build
+    except InvalidVersion:  # a user's own build may have any text as its version
         return None
     return (
         f"Expected {package}>={floor}, the lowest version that kerasdist works with. Received: "
@@ -197,8 +197,8 @@ def require_supported() -> None:
 def install_command(package: str, versions: str = "") -> str:
     """Returns the command that installs a package, with a specifier of versions such as ``>=3.12``.
 
-    The command first uninstalls a nightly build, because pip would leave the nightly's files beside
-    the files of the release.
+    If a nightly build is installed, the command first uninstalls it, because pip would leave the
+    nightly's files beside the files of the release.
     """
     here = [*distributions(package)] or [package]
     if any("nightly" in name for name in here):

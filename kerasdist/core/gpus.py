@@ -1,8 +1,9 @@
 """Finds the GPUs that this process may use, without starting a framework.
 
-NVIDIA's GPUs are found by NVML, which also works under WSL2 and shows only the GPUs that a
-container or a scheduler's cgroup leaves to the process. AMD's GPUs are found by the files of
-Linux's driver. Environment variables such as ``CUDA_VISIBLE_DEVICES`` hide some of these GPUs.
+NVIDIA's GPUs are found by NVML, which also works under WSL2. NVML shows only the GPUs that the
+process's container, or the scheduler's cgroup, allows the process to use. AMD's GPUs are found in
+the files of Linux's driver. Environment variables such as ``CUDA_VISIBLE_DEVICES`` may hide some of
+these GPUs.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ class Usage:
 
 @final
 class Watch:
-    """Asks NVML how much of some GPUs is in use.
+    """Asks NVML how much memory of some GPUs is in use, and how busy these GPUs are.
 
     NVML is opened once, and stays open between calls of `usage`.
 

@@ -46,7 +46,7 @@ class Chip:
         network_latency: Seconds that one hop between machines, or between slices, takes.
         clock: Cycles a second, for a chip whose compiler estimates the cycles of instructions; 0
             for other chips.
-        host_rate: Bytes a second from the host's memory to a chip, or back (PCIe).
+        host_rate: Bytes a second between the host's memory and a chip (PCIe).
         host_source: Where `host_rate` comes from.
     """
 
@@ -123,8 +123,8 @@ _GPU_SOURCES = {
 }
 # For each TPU: memory in GiB, memory rate in GB/s, TFLOP/s of bfloat16, number of matrix units,
 # chips of the largest slice, axes of a slice, rates of the links and of the network in Gbit/s.
-# XLA multiplies float32 in bfloat16 too. The number of matrix units is None for a chip for which
-# XLA estimates no cycles.
+# The rate of float32 is that of bfloat16, in which XLA multiplies float32 on TPUs. The number of
+# matrix units is None for a chip for which XLA estimates no cycles.
 _TPUS = {
     "v5e": (16, 819, 197, 4, 256, 2, 1600, 25),
     "v5p": (95, 2765, 459, 8, 6144, 3, 4800, 50),

@@ -51,7 +51,7 @@ _strategies: weakref.WeakSet[StrategyLike] = weakref.WeakSet()
 
 
 def remember(strategy: StrategyLike) -> None:
-    """Records a strategy of several replicas, so that `unused_strategy` can find it."""
+    """Records a strategy, if it has several replicas, so that `unused_strategy` can find it."""
     if strategy.num_replicas_in_sync > 1:
         _strategies.add(strategy)
 

@@ -189,8 +189,8 @@ class DeviceAssignment(EarlierNames):
 
         Args:
             topology: The topology from `kerasdist.tpu.initialize_tpu_system`. None means that the
-                replicas take devices in the order of the devices' numbers. An integer means the
-                same as None, and is the number of replicas in place of `num_replicas`.
+                replicas take devices in the order of the devices' numbers. An integer ``n`` means
+                the same as None with ``num_replicas=n``.
             computation_shape: Number of devices of a replica along each axis. If the mesh has size
                 1 along z or along the axis of cores, the devices of a replica that would lie along
                 that axis are neighbours along x or y instead.
@@ -325,9 +325,9 @@ def check_partition(
 ) -> None:
     """Raises ValueError if a tensor cannot be cut into these shards.
 
-    Each axis needs a number of shards that divides its size, and the product of these numbers must
-    be the number of logical devices. A size is None if it is not known. ``of`` names the tensor in
-    the message.
+    The size of each axis must be a multiple of the number of shards along that axis. The product of
+    the numbers of shards must be the number of logical devices. A size is None if it is not known.
+    ``of`` names the tensor in the error message.
     """
     if len(shards) != len(shape):
         raise ValueError(

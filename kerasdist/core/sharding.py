@@ -41,8 +41,8 @@ class Sharding:
             KerasHub). A weight that the layout map names is sharded along the dimension to which
             the map assigns the mesh axis ``"batch"``, if that dimension can be split evenly.
         min_size: A variable with fewer elements stays whole on each replica. On JAX a variable also
-            stays whole if none of its dimensions is a multiple of the number of replicas. Otherwise
-            JAX shards the largest of the dimensions that are such multiples. PyTorch shards the
+            stays whole if none of its dimensions is a multiple of the number of replicas. If there
+            are several such dimensions, JAX shards the largest of them. PyTorch shards the
             flattened values.
         within: ``"host"``: the devices of one machine divide the variables, and every machine holds
             all variables (hybrid sharding, HSDP). Devices then gather weights only from devices of

@@ -1,7 +1,7 @@
 """Nested tuples, lists and dicts, without Keras.
 
-`keras.tree` cannot be used, because it would also flatten distributed values, and because it treats
-different classes as nested on different backends. In this module everything except a tuple, list or
+`keras.tree` cannot be used, because it would also flatten distributed values, and because the
+classes that it flattens depend on the backend. In this module everything except a tuple, list or
 dict is a leaf.
 """
 

@@ -40,8 +40,8 @@ def warn_user(message: str) -> None:
     warnings.warn(message, stacklevel=level)
 
 
-# For each object about which `warn_once` has warned: the subjects of these warnings. For a warning
-# without a subject, its message.
+# For each object about which `warn_once` has warned: the subject of each of these warnings, or the
+# message of a warning that has no subject.
 _warned: WeakKeyDictionary[object, set[str]] = WeakKeyDictionary()
 
 

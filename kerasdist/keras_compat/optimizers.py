@@ -30,7 +30,7 @@ ELEMENTWISE = (
 
 
 def is_elementwise(optimizer: keras.Optimizer) -> bool:
-    """Returns whether an optimizer is of a class in `ELEMENTWISE`, and not of a user's subclass."""
+    """Returns whether an optimizer is one of Keras's own that update each element separately."""
     return isinstance(optimizer, ELEMENTWISE) and is_builtin(type(optimizer))
 
 

@@ -166,7 +166,7 @@ def reduce_loss(  # noqa: PLR0917  Keras's parameters
     own_reduction = "sum" if divides_sum else reduction
     loss = original(values, sample_weight, mask, own_reduction, dtype)
     if len(loss.shape) > 0:
-        loss = ops.sum(loss)  # for zero examples, Keras returns the losses, of shape (0,)
+        loss = ops.sum(loss)  # for zero examples, Keras returns an array of shape (0,)
     weight = replica.local_batch.weight
     if reduction == "sum":
         return per_weight(loss, weight)

@@ -87,8 +87,8 @@ def save(
 
     def write_whole() -> None:
         if function == "save_weights_only" and not (is_one_file or whole_files.is_remote(path)):
-            # The files contain each other's names, so each file must be written under its final
-            # name. Each new file replaces an old file of the same name.
+            # The files contain each other's names, so each file is written under its final name,
+            # in a temporary folder. Then each new file replaces the old file of the same name.
             with tempfile.TemporaryDirectory(prefix="unfinished-", dir=Path(path).parent) as folder:
                 write_into(folder)
                 for file in Path(folder).iterdir():
