@@ -44,7 +44,8 @@ _LEFT_OUT = frozenset({"name", "seed"})
 _LONG = 1000
 
 # Arrays are read in blocks of `_BLOCK` bytes. If an array has more than `_MOST` bytes, only `_MOST`
-# of them are compared, in blocks that are spread over the whole array; this takes half a second.
+# of them are compared, in blocks that are spread over the whole array. To read `_MOST` bytes takes
+# half a second.
 _BLOCK, _MOST = 1 << 22, 1 << 30
 
 

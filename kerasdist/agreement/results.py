@@ -229,7 +229,7 @@ def require_equal_programs(job: Job, program: str) -> str:
         own = lines[first].strip() if first < len(lines) else "no further line"
         facts = {
             f"line {first + 1} of the program": own[:_CHARACTERS],
-            # The lines may differ only after the characters that the message shows.
+            # If the lines differ only after the part that is shown, their checksums still differ.
             f"checksum of line {first + 1}": zlib.crc32(own.encode()),
         }
         job.assert_equal("program", facts, _OTHER_PROGRAM)

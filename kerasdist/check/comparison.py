@@ -148,7 +148,10 @@ class _Steps:
             scale.assign(keras_compat.ops.minimum(scale, _LARGEST_SCALE))
 
     def compare_replicas(self, job: Job | None) -> tuple[Differences, list[Difference]]:
-        """Runs the step on the replicas; returns all differences, and those beyond rounding."""
+        """Runs the step on the replicas and compares it with the step on one device.
+
+        Returns all differences, and a list of those that are larger than rounding.
+        """
         with all_do(job, "the first step under the strategy", ReplicaError):
             received = self.take_step(alone=False)
             found = differences(self.expected, received, self.precision)

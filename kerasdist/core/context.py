@@ -235,7 +235,10 @@ def replaced_entries(
 
 @contextmanager
 def placements_left() -> Generator[None]:
-    """Leaves all contexts in `current.placements`, and enters them again after the block."""
+    """Leaves the contexts that place new variables on certain devices, while the block runs.
+
+    These are the contexts in `current.placements`. They are entered again after the block.
+    """
     placements, current.placements = current.placements, []
     for one in reversed(placements):
         one.leave()

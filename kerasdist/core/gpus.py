@@ -257,7 +257,7 @@ def offered(environ: Mapping[str, str]) -> tuple[str, list[str]]:
 
 
 def _library() -> Any:
-    return importlib.import_module("pynvml")  # the module has no types
+    return importlib.import_module("pynvml")  # not by `import`: pynvml has no types
 
 
 def _selected(found: Sequence[Sequence[Gpu]], text: str | None) -> tuple[Gpu, ...]:

@@ -287,7 +287,7 @@ def _blocks(mesh: Any, shape: Any, stride: Any) -> Any | None:
 @final
 @dataclass
 class Splits:
-    """Rules that say how variables are cut into shards, by patterns of the variables' paths.
+    """Rules that say how variables are cut into shards: patterns that match the variables' paths.
 
     Attributes:
         logical_devices: Number of logical devices of a replica.

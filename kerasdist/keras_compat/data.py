@@ -40,7 +40,7 @@ def _make_adapter(kind: type, *_: object, **__: object) -> Any:
 
 
 class DataAdapter:
-    """A base class for data adapters that Keras accepts."""
+    """A base class for kerasdist's own data adapters, so that Keras accepts them as adapters."""
 
     __new__: Any = _make_adapter
 

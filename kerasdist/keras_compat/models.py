@@ -59,7 +59,7 @@ def is_orbax_checkpoint(callback: keras.callbacks.Callback) -> bool:
 
 
 def overrides(callback: keras.callbacks.Callback, events: Iterable[str]) -> bool:
-    """Returns whether a callback overrides one of these events of Keras's base class."""
+    """Returns whether a callback overrides one of the methods `events` of Keras's base class."""
     base = keras.callbacks.Callback
     methods = ((getattr(callback, event), getattr(base, event)) for event in events)
     return any(getattr(own, "__func__", own) is not inherited for own, inherited in methods)
@@ -237,7 +237,7 @@ def backend_name() -> str:
 def is_builtin(function_or_class: object) -> bool:
     """Returns whether a function or class belongs to Keras."""
     module = getattr(function_or_class, "__module__", None) or ""
-    # The tests of Keras count as user code.
+    # Code in Keras's own tests counts as user code.
     return module.partition(".")[0] == "keras" and not module.endswith("_test")
 
 
@@ -323,7 +323,7 @@ PACKAGES = frozenset(
 
 
 def is_of_user(function_or_class: object) -> bool:
-    """Returns whether a function or class is neither Keras's, a framework's nor kerasdist's."""
+    """Returns whether a function or class is a user's: defined in none of the `PACKAGES`."""
     module = getattr(function_or_class, "__module__", None) or "builtins"
     return module.partition(".")[0] not in PACKAGES
 
@@ -451,7 +451,7 @@ def set_keras_mask(tensor: Any, mask: Any) -> None:
 
 
 def keep_keras_mask(before: Any, after: Any, change: Callable[[Any], Any] | None = None) -> Any:
-    """Returns `after` with the mask of `before`, to which `change` is applied."""
+    """Gives the tensor `after` the mask of `before`, changed by `change`, and returns `after`."""
     mask = get_keras_mask(before)
     if mask is not None:
         set_keras_mask(after, mask if change is None else change(mask))

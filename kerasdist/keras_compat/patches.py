@@ -198,8 +198,8 @@ REFUSALS: tuple[Patch, ...] = (
 """Patches that refuse a call, if Keras lacks the internal without which the call would go wrong."""
 
 
-# Keras's own functions, in whose place others run; for a property, its getter. A key consists of
-# the id of the module or class that had the function, and of the function's name there.
+# The functions of Keras that were replaced; for a property, its getter. A key consists of the id of
+# the module or class that had the function, and of the function's name there.
 _originals: dict[tuple[int, str], Function] = {}
 
 # The functions that run in place of Keras's, by their names in the table.

@@ -22,9 +22,9 @@ from kerasdist.keras_compat.data import (
 )
 
 Begun = Callable[[Callable[[], Any]], Any]
-"""The type of functions that return the iterator which Keras reads in place of a source's own.
+"""The type of a function that returns the iterator that Keras reads over a source.
 
-The argument is a function that makes the source's own iterator.
+The function gets as its argument a function that makes the source's own iterator.
 """
 
 # The number of `tf.data.experimental.ExternalStatePolicy.IGNORE`. With this policy TensorFlow does

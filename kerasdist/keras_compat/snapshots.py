@@ -42,7 +42,7 @@ def why_no_snapshots() -> VersionError | None:
 
 @final
 class Snapshot:
-    """The content that ``model.save`` or ``model.save_weights`` would write now.
+    """What ``model.save`` or ``model.save_weights`` would write when the snapshot is made.
 
     The snapshot takes arrays from `memory`, and puts them back after their values are written.
     """

@@ -30,7 +30,7 @@ def build_symbolically(model: Any, batch: object) -> None:
 
 
 def batch_spec(iterator: Any) -> Any:
-    """Returns the types and shapes of the batches of one of Keras's iterators on TensorFlow."""
+    """Returns the types and shapes of the batches that an iterator of Keras reads on TensorFlow."""
     begin = getattr(iterator, internals.EPOCH_ITERATOR.attribute, None)
     if begin is None:
         return iterator.data_adapter.get_tf_dataset().element_spec

@@ -101,8 +101,9 @@ _policy, _floatx = keras.config.dtype_policy, keras.config.floatx
 
 
 def settings() -> tuple[str, str, bool]:
-    """Returns the settings on which a compiled function depends, besides arguments and variables.
+    """Returns the settings of this thread on which a compiled function depends.
 
+    A compiled function also depends on its arguments and on variables, which are not included.
     Every step calls this function, so it must be fast.
     """
     return _policy().name, _floatx(), get_stateless_scope() is not None

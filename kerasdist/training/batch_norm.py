@@ -207,7 +207,7 @@ def combined(counts: Any, means: Any, squares: Any, added: float) -> tuple[Any, 
 
 
 def _of_some(inputs: Any, axes: Sequence[int], mask: Any) -> tuple[Any, Any, Any]:
-    """Returns the count, mean and squared deviations of a replica's rows that are not masked."""
+    """Returns the count, mean and summed squared deviations of a replica's unmasked values."""
     weights = ops.ones_like(inputs)
     if mask is not None:
         weights = weights * ops.cast(ops.expand_dims(mask, -1), inputs.dtype)

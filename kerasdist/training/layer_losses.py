@@ -37,7 +37,7 @@ _MEANS = (
 
 
 def add_loss(original: Callable[..., Any], layer: keras.Layer, loss: object) -> None:
-    """Keeps a loss that a layer adds in its call, separately for each replica."""
+    """Stores a loss that a layer adds in its call, among the losses of the current replica."""
     if current.replica is not None:
         keras_compat.require_losses_of_layers()
     losses = _of_replica()

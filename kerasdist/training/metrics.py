@@ -57,23 +57,23 @@ class ReplicatedMetric:
 
 
 class ReplicatedMean(keras.metrics.Mean):
-    """A `Mean` that weights a scalar by the replica's fraction of the rows of the global batch."""
+    """A `Mean` in which a scalar gets the replica's share of the global batch as its weight."""
 
     def update_state(self, values: Any, sample_weight: Any = None) -> Any:
-        """Updates the state with values for each row, or with a mean over this replica's rows."""
+        """Updates the state with one value per row, or with a scalar: the mean over the rows."""
         return super().update_state(*_shared(values, sample_weight))
 
 
 class ReplicatedSum(keras.metrics.Sum):
-    """A `Sum` that weights a scalar by the replica's fraction of the rows of the global batch."""
+    """A `Sum` in which a scalar gets the replica's share of the global batch as its weight."""
 
     def update_state(self, values: Any, sample_weight: Any = None) -> Any:
-        """Updates the state with values for each row, or with a mean over this replica's rows."""
+        """Updates the state with one value per row, or with a scalar: the mean over the rows."""
         return super().update_state(*_shared(values, sample_weight))
 
 
 class ReplicatedWrapper(keras.metrics.MeanMetricWrapper):
-    """A `MeanMetricWrapper` that gives the global batch to a function which mixes examples."""
+    """A `MeanMetricWrapper` whose function gets the global batch if it mixes examples."""
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
         """Updates the state with the values of the metric's function.
@@ -134,7 +134,7 @@ class KnownValues(keras_compat.InnerScope):
 
 @contextmanager
 def summed(replica: ReplicaLike, metrics: Iterable[Any]) -> Iterator[None]:
-    """In this context, a replica reads the state of metrics as the sum over all replicas.
+    """In this context, a replica's reads of the metrics' states return sums over all replicas.
 
     All replicas must call this function. Nested calls do not sum the same variable again.
     """
@@ -155,7 +155,7 @@ def summed(replica: ReplicaLike, metrics: Iterable[Any]) -> Iterator[None]:
 
 
 class GlobalBatchMetric:
-    """A mixin that updates a metric with the global batch, because its state may not be a sum."""
+    """A mixin for a metric whose state may not be a sum: the global batch updates the metric."""
 
     def update_state(self, *args: object, **kwargs: object) -> Any:
         """Updates the state with the rows of all replicas, all of which must call this method."""

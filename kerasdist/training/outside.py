@@ -1,4 +1,4 @@
-"""Checks for models made outside of a strategy's scope, and for ``keras.distribution``."""
+"""Checks that concern models made outside of a strategy's scope, and ``keras.distribution``."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ def _is_one_for_all(noise: object, rows: object) -> bool:
 def draw_seed(
     original: Callable[..., Any], generator: object, *args: object, **kwargs: object
 ) -> Any:
-    """Draws the next seed; replica 0 gets the seed that one device would draw.
+    """Draws the next seed, which differs between replicas; replica 0 gets the seed of one device.
 
     Returns an integer tensor of shape ``(2,)``.
     """

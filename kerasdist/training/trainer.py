@@ -107,7 +107,7 @@ class ReplicatedTrainer(TrainerLike):
 
     @contextmanager
     def building(self) -> Generator[None]:
-        """Opens the scope, so that variables of layers built now belong to the strategy."""
+        """Opens the scope, so that layers built in the block get variables of the strategy."""
         # A replica's step may build another model. Inside of a replica, new variables belong to the
         # strategy anyway, so the scope is not opened.
         with (
@@ -161,7 +161,7 @@ class ReplicatedTrainer(TrainerLike):
         passes.require_rows_alone(self.model)
 
     def note_overrides(self) -> bool:
-        """Sets and returns `runs_builtin_steps`."""
+        """Sets `runs_builtin_steps` by the methods that the model has now, and returns it."""
         self.runs_builtin_steps = all(map(self.has_builtin, _REPORTING))
         return self.runs_builtin_steps
 
