@@ -233,7 +233,7 @@ def _checksum(leaf: Any, number: int) -> int:
 
 
 def names_of(batch: object) -> list[str]:
-    """Returns a name for each array of a batch: an argument of `fit`, as in ``x`` or ``y[0]``."""
+    """Returns a name for each array of a batch, by the argument of `fit`: ``x``, or ``y[0]``."""
     is_tuple = isinstance(batch, list | tuple)
     members = zip(_MEMBERS, batch, strict=False) if is_tuple else [("x", batch)]
     names: list[str] = []

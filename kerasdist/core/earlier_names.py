@@ -212,7 +212,7 @@ def resolve(of: str, owner: object, name: str) -> Any:
     """Returns what an earlier name stands for, or raises an AttributeError that says what to write.
 
     Args:
-        of: The module or class, as the tables spell it.
+        of: The module or class, by its key in the tables, such as ``"Strategy"``.
         owner: The object in which the new name is looked up.
         name: The earlier name.
     """
@@ -248,7 +248,7 @@ def refuse_arguments(of: str, given: Mapping[str, Any]) -> None:
     """Refuses arguments of `tf.distribute` that a class or function of kerasdist does not have.
 
     Args:
-        of: The class or function, as the table spells it.
+        of: The class or function, by its key in `ARGUMENTS`.
         given: The arguments by name.
 
     Raises:

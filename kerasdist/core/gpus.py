@@ -78,8 +78,8 @@ class Usage:
     """How much of a GPU all processes together use.
 
     Attributes:
-        used: The bytes of its memory that are in use.
-        total: The bytes of its memory.
+        used: The bytes of the GPU's memory that are in use.
+        total: The size of the GPU's memory in bytes.
         busy: The GPU's utilization, from 0 to 1; None if the driver reports none, as for a MIG
             device.
     """

@@ -421,7 +421,7 @@ def tensorflow_rows(adapter: Any, chosen: Chosen, made: Callable[[Any, Any], Any
 
 
 def _numbers(adapter: Any) -> Any:
-    """Returns an adapter of the row numbers, in the order of another adapter's rows."""
+    """Returns an adapter that yields row numbers, in the order in which `adapter` yields rows."""
     numbers = get_data_adapter(
         np.arange(_leaves(adapter)[0].shape[0]),
         batch_size=adapter.batch_size,
@@ -432,7 +432,10 @@ def _numbers(adapter: Any) -> Any:
 
 
 def _taker(adapter: Any, framework: str, finish: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Returns a function that takes row numbers, and returns the rows in the framework's form."""
+    """Returns a function that gets row numbers, and returns these rows of the adapter's arrays.
+
+    The rows have the form that the framework's steps take.
+    """
     sliceables = internals.SLICEABLE.value(internals.ARRAYS.of(adapter), target_backend=framework)
 
     def take_rows(numbers: object) -> Any:

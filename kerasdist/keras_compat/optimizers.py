@@ -30,7 +30,7 @@ ELEMENTWISE = (
 
 
 def is_elementwise(optimizer: keras.Optimizer) -> bool:
-    """Returns whether an optimizer is one of Keras's own that update each element separately."""
+    """Returns whether an optimizer is Keras's own, and updates each element of a weight alone."""
     return isinstance(optimizer, ELEMENTWISE) and is_builtin(type(optimizer))
 
 

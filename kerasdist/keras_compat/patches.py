@@ -93,7 +93,7 @@ _LOSS = "keras.losses:CosineSimilarity"
 _TORCH, _BY_REPLICA = ("torch",), ("tensorflow", "torch")
 
 INHERITED = (f"{_MODEL}.compile", f"{_LOSS}.call")
-"""Inherited methods. They are replaced in the base class of Keras that defines them."""
+"""Methods that the class in the path inherits. They are replaced in the class that defines them."""
 
 BASES = (_MODEL, _LAYER, _OPTIMIZER, _VARIABLE)
 """The public classes of Keras to whose ``__bases__`` kerasdist may add a base class."""

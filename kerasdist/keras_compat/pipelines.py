@@ -184,7 +184,7 @@ def _pipeline(dataset: Any) -> Iterator[Any]:
 
 
 def _operations(step: Any) -> Iterator[Any]:
-    """Yields the operations in a transformation's functions, and in functions inside of those."""
+    """Yields the operations in the functions of a pipeline step, and in functions inside these."""
     functions = internals.FUNCTIONS_OF_PIPELINE.of(step)()
     graphs = [wrapper.function.graph for wrapper in functions]
     while graphs:

@@ -144,9 +144,9 @@ def _place_of(error: OSError) -> str:
 def refuse_save(
     original: Original, model: keras.Model, filepath: object, *args: object, **kwargs: object
 ) -> Any:
-    """Refuses to save in a job, if Keras lacks the internal that kerasdist needs for this.
+    """Refuses to save in a job, if Keras lacks the function that kerasdist replaces for saving.
 
-    Without the internal, kerasdist could not limit the writing to one worker.
+    If kerasdist cannot replace the function, it cannot keep the other workers from writing.
     """
     trainer, internals = trainer_of(model), keras_compat.internals
     needed = internals.SAVE_MODEL if original.__name__ == "save" else internals.SAVE_WEIGHTS

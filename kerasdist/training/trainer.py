@@ -69,7 +69,7 @@ class ReplicatedTrainer(TrainerLike):
         """
 
     def make_function(self, name: str, original: Original, force: bool = False) -> Any:
-        """Returns the function that `fit`, `evaluate` or `predict` calls for each step.
+        """Returns the function that the loop of `fit`, `evaluate` or `predict` calls.
 
         `name` is a key of `STEPS`. If the model already has the function, it is made again only
         with `force`.
