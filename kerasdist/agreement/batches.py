@@ -1,4 +1,4 @@
-"""Checks whether workers read the same batches, from which each worker takes its own rows.
+"""Checks whether all workers of a job read the same batches.
 
 Each worker takes its own rows of every batch. If workers shuffled a dataset in different orders,
 some rows would be used twice and others never. So workers compare the first batch of each
@@ -75,7 +75,7 @@ class FirstBatches:
         # comparison that other workers leave out.
         self._wanted = wanted and job is not None
         self._waiting: list[Beginning] | None = None
-        # The names of a batch's arrays; the key is the number of these arrays.
+        # The names of the arrays of a batch, by the number of arrays that the batch has.
         self._names: dict[int, list[str]] = {}
         # The keys are names of arrays. `_checksums` has the checksum of an array in each batch. For
         # each iteration over the data, `_begins` has how many batches were read before it.

@@ -52,7 +52,7 @@ _BLOCK, _MOST = 1 << 22, 1 << 30
 def described(value: object, known: Collection[str] = ()) -> Any:
     """Returns a value as JSON, or only its class if it cannot be described.
 
-    `known` has the names of classes that are described elsewhere. For a Keras object of such a
+    `known` has the names of classes that the caller describes itself. For a Keras object of such a
     class, only the name of its class is returned.
     """
     try:

@@ -330,8 +330,8 @@ class RecordedDraws(Draws):
             None if all draws were repeated.
         may_be_stacked: Whether an axis of a recorded draw has several entries for each row of the
             batch, so that it is unclear which entries belong to a row.
-        are_stacked: Whether such an axis is read as several batches, one after the other. If not,
-            the entries of a row are taken to be neighbours.
+        are_stacked: Whether the entries of such an axis are taken to be several batches, one after
+            the other. Otherwise the entries of each row are taken to be neighbours.
     """
 
     def __init__(self, sizes: Sequence[int]) -> None:

@@ -67,9 +67,9 @@ class StepResult:
 
     Attributes:
         logs: The logs that the step reported, by name.
-        gradients: The gradients that the optimizers got, by path of the variable. If optimizers are
-            called several times, the number of the call comes before the path, except for the
-            first call.
+        gradients: The gradients that the optimizers got, by path of the variable. If a step calls
+            optimizers several times, the keys of the second and later calls have the number of the
+            call before the path.
         weights: The changes of trainable variables, by path.
         statistics: The changes of other variables, by path.
         sizes: The norms of all variables before the step, by path.

@@ -85,8 +85,9 @@ def _dict_like(original: Any, items: dict[Any, Any]) -> Any:
 def _sequence_like(original: object, items: list[Any]) -> Any:
     if isinstance(original, list):
         return items
-    # Named tuples have `_make`, and structseqs such as torch.return_types.max have `n_fields`. Any
-    # other subclass becomes a tuple: a torch.Size, for example, could hold only numbers.
+    # Named tuples have `_make`, and structseqs such as torch.return_types.max have `n_fields`. An
+    # object of any other subclass of tuple becomes a plain tuple, because a subclass such as
+    # torch.Size can hold only numbers.
     kind: Any = type(original)
     return getattr(kind, "_make", kind if hasattr(kind, "n_fields") else tuple)(items)
 

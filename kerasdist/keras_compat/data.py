@@ -266,7 +266,7 @@ def auto_shard_policy(dataset: Any) -> str | None:
 
 
 class EqualBatches(NamedTuple):
-    """The number and size of a pipeline's batches, if its element types show one size for all.
+    """The number and size of a pipeline's batches, if its `element_spec` shows equal batches.
 
     Attributes:
         rows: How many rows each batch has.

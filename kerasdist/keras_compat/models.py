@@ -23,7 +23,7 @@ ops: Any = keras.ops
 LayoutMap: Any = keras.distribution.LayoutMap
 
 
-# Whether Keras divides the penalty on a layer's outputs by their number of rows (from 3.14 on).
+# Whether Keras divides a layer's activity penalty by the number of rows, as it does from 3.14 on.
 DIVIDES_ACTIVITY_PENALTY = VERSION >= (3, 14)
 
 

@@ -43,7 +43,7 @@ def updates_at_once(optimizer: keras.Optimizer) -> bool:
 def updating(optimizer: keras.Optimizer) -> Any:
     """Returns the optimizer that updates the weights.
 
-    This is the inner optimizer of a LossScaleOptimizer; any other optimizer is returned itself.
+    For a LossScaleOptimizer this is its inner optimizer. Any other optimizer is returned itself.
     """
     return optimizer.inner_optimizer if isinstance(optimizer, LossScaleOptimizer) else optimizer
 

@@ -5,10 +5,10 @@ argument of each function is the next function of the row, or Keras's own functi
 function of the row. The arguments of the call follow. For a model without a strategy, and for code
 outside of replicas, a function only calls its first argument, so that plain Keras code runs.
 
-If a class in `BASES` inherits a method, nothing of Keras is replaced. Instead the class gets one
-more base class before Keras's, with the functions as its methods. If a user's subclass overrides
-such a method, the override is still called first, and its ``super()`` call reaches the added base
-class.
+If a row names a method that a class in `BASES` only inherits, nothing of Keras is replaced. Instead
+the class gets one more base class, before the base classes that Keras gave it. The functions are
+methods of the added base class. If a user's subclass overrides such a method, the override is still
+called first, and its ``super()`` call reaches the added base class.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Patch:
         target: The target that the functions replace: a public ``"module:Class.name"``, or an
             internal.
         reason: The purpose of the patch.
-        backends: The backends on which the patch is applied; all, if empty.
+        backends: The backends on which the patch is applied; empty for all backends.
         stands_for: If this is an internal, the patch is applied only if Keras lacks this internal.
     """
 
@@ -268,7 +268,7 @@ def _is_defined(owner: Any, name: str) -> bool:
 
 
 def _base_of(path: str, owner: Any) -> type:
-    """Returns the base class that kerasdist adds to a class; the first call adds the base class."""
+    """Returns the base class that kerasdist adds to `owner`; the first call makes and adds it."""
     base = _bases.get(path)
     if base is None:
         about = f"What kerasdist adds to `{path.replace(':', '.')}`, for models of a strategy."

@@ -211,7 +211,8 @@ class _Followed:
 def _followed_by_grain(source: Any, begun: Begun) -> Any:
     """Returns a Grain dataset that does the same as `_Followed`.
 
-    `_Followed` does not suffice here, because Keras calls the method `map` of a Grain dataset.
+    `_Followed` does not suffice here: Keras calls the method `map` of a Grain dataset, and
+    `_Followed` would pass this call on to the source.
     """
     grain: Any = sys.modules["grain"]
 

@@ -39,7 +39,7 @@ def set_replication(variable: Any, synchronization: str, aggregation: str) -> No
 
 
 def reinitialize(variable: keras.Variable) -> None:
-    """Replaces the framework's variable by one with the same value, made in the current scope."""
+    """Replaces the framework's variable inside `variable` by a copy made in the current scope."""
     internals.REMAKE.of(variable)(variable.numpy())
 
 

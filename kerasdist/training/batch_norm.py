@@ -49,10 +49,10 @@ def layer_created(original: Original, layer: Any, *args: Any, **kwargs: Any) -> 
 
 
 def statistics_options(options: dict[str, Any]) -> dict[str, Any]:
-    """Returns the arguments with which a variable is made.
+    """Returns the arguments with which Keras must make a variable; `options` are the given ones.
 
-    If the variable holds moving statistics of BatchNormalization, the arguments are changed so that
-    the replicas average the statistics.
+    They differ from `options` only for moving statistics of BatchNormalization, which the replicas
+    must average.
     """
     strategy = scoped_strategy()
     if options.get("trainable", True) or strategy is None or strategy.num_replicas_in_sync == 1:
@@ -194,8 +194,8 @@ def combined(counts: Any, means: Any, squares: Any, added: float) -> tuple[Any, 
     """Returns the mean and the variance of all replicas' values together.
 
     Args:
-        counts: The number of values of each replica. In this array and the next two, axis 0 is the
-            replica.
+        counts: The number of values of each replica. In this array and the next two, axis 0 runs
+            over the replicas.
         means: The mean of each replica's values.
         squares: The sum of the squared deviations of each replica's values from their mean.
         added: A number that is added to the count of all values.

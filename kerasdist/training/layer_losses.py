@@ -48,7 +48,7 @@ def add_loss(original: Callable[..., Any], layer: keras.Layer, loss: object) -> 
 
 
 def losses(original: Callable[..., list[Any]], layer: keras.Layer) -> list[Any]:
-    """Returns the losses that a layer and its inner layers added, then those that Keras keeps."""
+    """Returns the current replica's losses of a layer and its inner layers, then Keras's own."""
     of_replica, others = _of_replica(), original(layer)
     if not of_replica:
         return others

@@ -115,7 +115,7 @@ def draw_seed(
     if current.draws_for_all:
         return seed
     index, dtype = replica.replica_id_in_sync_group, seed.dtype
-    if not isinstance(index, int):  # on JAX the number is known only when the program runs
+    if not isinstance(index, int):  # on JAX the replica's number is a traced value
         offsets = [[_offset(one), 0] for one in range(replica.num_replicas_in_sync)]
         return seed + ops.convert_to_tensor(offsets, dtype=dtype)[index]
     return seed + ops.convert_to_tensor([_offset(index), 0], dtype=dtype) if index else seed

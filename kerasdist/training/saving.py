@@ -1,4 +1,4 @@
-"""Saves models under a strategy: which workers write files, and when the others wait for them.
+"""Saves models under a strategy: which workers write files, and when the other workers wait.
 
 If all workers save to one path, the chief writes the file and the others wait for it. If each
 worker has a path of its own, or only one worker saves, each worker that saves writes its own file.
