@@ -181,8 +181,8 @@ class _Steps:
 
         If the step draws random numbers, the method returns False. Otherwise, another result means
         that the step keeps state in Python. The replicas of a process share this state, which
-        explains why they differ from one device. In a job this method is not called, because
-        workers with one replica each share no such state.
+        explains why their results differ from those of one device. In a job this method is not
+        called, because workers with one replica each share no such state.
         """
         if may_draw(self.model):
             return False

@@ -36,7 +36,7 @@ class Difference:
             output of the model, as in ``output 0``.
         expected: The value on one device: a number; for an array, the element that differs most.
         received: The value under the strategy, for the same number or element.
-        absolute: The largest absolute difference.
+        absolute: The absolute difference; for an array, that of the element that differs most.
         relative: The difference relative to the size of the quantity; for an array, the norm of the
             difference divided by the norm of the array.
         tolerance: The largest `relative` that rounding can cause.

@@ -46,7 +46,7 @@ _made_under: VariableTable[weakref.ref[StrategyLike]] = VariableTable()
 # For each variable of an optimizer: the weight to which the variable belongs, if there is one.
 _weights: VariableTable[tuple[Any]] = VariableTable()
 
-# All strategies with several replicas that still exist.
+# All strategies that have several replicas, and that still exist.
 _strategies: weakref.WeakSet[StrategyLike] = weakref.WeakSet()
 
 
@@ -78,8 +78,8 @@ def variables_of(strategy: StrategyLike) -> list[Any]:
 
 def record_slot(variable: Any, weight: Any) -> None:
     """Records that a variable belongs to an optimizer, and to a weight if `weight` is not None."""
-    # `weight` may be `variable` itself, for a variable that belongs to no weight. None takes its
-    # place, because an entry that refers to its own variable would keep the variable alive forever.
+    # For a variable that belongs to no weight, `weight` may be `variable` itself. None is stored in
+    # that case, because an entry that refers to its own variable would keep the variable alive.
     _weights.put(variable, (None if weight is variable else weight,))
 
 

@@ -2,8 +2,8 @@
 
 A row of the table names the functions that run in place of one function of Keras. The first
 argument of each function is the next function of the row, or Keras's own function for the last
-function of the row. The arguments of the call follow. For a model without a strategy, and for code
-outside of replicas, a function only calls its first argument, so that plain Keras code runs.
+function of the row. Its other arguments are those of the call. For a model without a strategy, and
+for code outside of replicas, a function only calls its first argument, so plain Keras code runs.
 
 If a row names a method that a class in `BASES` only inherits, nothing of Keras is replaced. Instead
 the class gets one more base class, before the base classes that Keras gave it. The functions are
@@ -202,7 +202,7 @@ REFUSALS: tuple[Patch, ...] = (
 # the module or class that had the function, and of the function's name there.
 _originals: dict[tuple[int, str], Function] = {}
 
-# The functions that run in place of Keras's, by their names in the table.
+# The functions that run in place of functions of Keras, by their names in the tables.
 _installed: dict[str, Function | Method] = {}
 
 # The base classes that were added to classes of Keras, by the paths of these classes.
@@ -216,10 +216,11 @@ def patched() -> list[str]:
 
 
 def install(**functions: Function | Method) -> None:
-    """Replaces functions of Keras by the given functions, which have the names in the table.
+    """Replaces functions of Keras by the given functions.
 
-    Each name is given once per process. If this version of Keras lacks a target, nothing is
-    replaced, and the feature that needs the target raises a `VersionError` when it is used.
+    The keywords are the names of the functions in the tables, and each is given once per process.
+    If this version of Keras lacks the target of a patch, nothing is replaced for this patch, and
+    the feature that needs the target raises a `VersionError` when it is used.
     """
     _installed.update(functions)
     known, here = set[str](), backend_name()

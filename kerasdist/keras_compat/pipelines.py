@@ -28,7 +28,7 @@ The function gets as its argument a function that makes the source's own iterato
 """
 
 # The number of `tf.data.experimental.ExternalStatePolicy.IGNORE`. With this policy TensorFlow does
-# not warn about state that it cannot save, because kerasdist itself warns about it.
+# not warn about state that it cannot save. kerasdist itself warns about such state.
 _IGNORE = 1
 
 # `_DRAWS`: operations that have a seed of their own, and draw new random numbers in each iteration.

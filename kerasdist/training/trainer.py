@@ -30,7 +30,7 @@ _REPORTING = ("train_step", "test_step", "compute_metrics", "get_metrics_result"
 
 
 # For each method of a model that makes a function: the step that this function runs. If a user
-# overrides such a method and does not call super(), a step runs on one device only. Then
+# overrides such a method and does not call super(), the step would run on one device only, so
 # `require_made` raises an error.
 STEPS = {
     "make_train_function": "train_step",
