@@ -55,7 +55,7 @@ def map_leaves(function: Callable[[Any], Any], structure: object) -> Any:
 def transpose(structures: Sequence[Any], merged: Callable[[Sequence[Any]], Any]) -> Any:
     """Merges the replicas' structures, which must have the same form, into one structure.
 
-    For each leaf, `merged` gets the values of all replicas, and returns the value in the result.
+    For each leaf, `merged` gets the values of all replicas, and returns the value for the result.
     """
     first = structures[0]
     if isinstance(first, dict):

@@ -47,8 +47,8 @@ class ReplicatedTrainer(TrainerLike):
     argument, and then the arguments of the call. `make_function` replaces the methods in `STEPS`.
 
     Attributes:
-        runs_builtin_steps: Whether no user-defined code changes what a step reports. The value is
-            False until `note_overrides` has determined it.
+        runs_builtin_steps: Whether Keras's own code alone determines what a step reports. The value
+            is False until `note_overrides` has determined it.
     """
 
     # The hooks for these methods have the same names in `PATCHES`, the table of patches.
@@ -65,7 +65,7 @@ class ReplicatedTrainer(TrainerLike):
     def prepare_other(model: keras.Model, replicas: Any) -> None:
         """Prepares training of a model that has no strategy, but has layers of a strategy's model.
 
-        On most frameworks there is nothing to prepare.
+        By default this method does nothing. A subclass overrides it if its framework needs this.
         """
 
     def make_function(self, name: str, original: Original, force: bool = False) -> Any:
