@@ -40,11 +40,12 @@ class KnownSizes:
     case, this class treats the batches of one step as a single larger batch.
 
     Attributes:
-        batch: The numbers of rows of the steps among which one batch is divided. No number is 0.
+        batch: How many rows of a batch each step gets, for the steps among which the batch is
+            divided. No number is 0.
         count: The number of batches; None if the dataset is endless.
         last: A list with the number of rows of a last step that takes fewer batches than the other
             steps; empty if there is no such step.
-        form: The types and shapes of the arrays in a row.
+        form: The types of a batch's arrays, and their shapes without the axis of examples.
     """
 
     batch: Sequence[int]
@@ -109,7 +110,7 @@ class OwnSource:
     def everything(self) -> Iterator[Any]:
         """Iterates over the whole dataset, to find the types and shapes of a batch.
 
-        This is needed if this worker's shard has no batch.
+        This iteration is used if this worker's shard has no batch.
         """
         return batches_of(self.whole)()
 
@@ -251,7 +252,7 @@ class WorkerBatches(keras_compat.DataAdapter):
             if not forms:
                 return
             without = [rank for rank, one in enumerate(everyone) if one["form"] is None]
-            if without:  # all workers see the same facts, so all raise the error
+            if without:  # this list is equal on all workers, so all raise the error
                 raise no_batch(self._job, without[0])
             if not batches:
                 own, batches = iter(()), [rows(like, 0, 0)] * count
@@ -273,7 +274,7 @@ class WorkerBatches(keras_compat.DataAdapter):
 
 
 def no_batch(job: Job, rank: int) -> InputError:
-    """Returns the error for a worker without a batch that shows the arrays' types and shapes."""
+    """Returns the error for a worker that has no batch, and so no types and shapes of arrays."""
     return InputError(
         f"{job.who} Expected at least one batch on every worker. Received: a dataset without a "
         f"batch on worker {rank}. Give each worker at least one batch."
