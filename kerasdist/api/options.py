@@ -34,7 +34,7 @@ class ReduceOp(enum.Enum):
 
     @classmethod
     def of(cls, op: ReduceOp | str) -> ReduceOp:
-        """Returns the `ReduceOp` for its name in any letter case, or for TensorFlow's `ReduceOp`."""
+        """Returns the `ReduceOp` for a name in any letter case, or for TensorFlow's `ReduceOp`."""
         return member_of(cls, op, "reduce_op")
 
     from_variable_aggregation = of
