@@ -85,7 +85,7 @@ def save_checkpoint(model: keras.Model, path: str | os.PathLike[str]) -> None:
             shutil.rmtree(unfinished, ignore_errors=True)
             unfinished.mkdir(parents=True)
             # This write tests whether the disk is full. If it is, the write fails, and all workers
-            # raise the error. Without this test, only the chief would fail, and later.
+            # raise the error. Without this test, only the chief would raise the error.
             new.write_bytes(bytes(1 << 12))
             new.unlink()
     with all_do(job, "see the folder of a checkpoint", ValueError):

@@ -43,8 +43,9 @@ def function(
             return strategy.reduce("SUM", per_replica_losses, axis=None)
 
     Args:
-        fn: Takes and returns tensors, distributed values, and nested structures of them. Any other
-            argument counts as a constant, so the function is compiled anew for each of its values.
+        fn: The step, which takes and returns tensors, distributed values, and nested structures of
+            these. An argument of any other type counts as a constant, so the function is compiled
+            anew for each value of this argument.
         jit_compile: Whether to compile with XLA on TensorFlow, and with ``torch.compile`` on
             PyTorch. JAX compiles with XLA in any case.
         **given: Other arguments of ``tf.function``, which raise an error.

@@ -82,7 +82,7 @@ class OwnSource:
     Attributes:
         whole: The dataset of which each worker reads a shard.
         dataset: The batches of the shard, for a backend that does not read them through `start`.
-        steps_a_batch: Among how many steps a batch is divided.
+        steps_a_batch: The number of steps among which each batch is divided.
         sizes: How many rows each step has; None if the dataset does not know that.
     """
 
@@ -94,7 +94,7 @@ class OwnSource:
 
     @property
     def length(self) -> int | None:
-        """For how many steps the shard has rows; None if that is not known."""
+        """The number of steps for which the shard has rows; None if it is not known."""
         batches = length_of(self.dataset)
         return None if batches is None else batches * self.steps_a_batch
 
@@ -122,7 +122,7 @@ class OwnSource:
 
 
 def policy_of(dataset: object, said: AutoShardPolicy | None) -> AutoShardPolicy:
-    """Returns the policy for sharding a dataset: the user's policy, else the dataset's own."""
+    """Returns the policy for sharding a dataset: the user's, else the dataset's own, else AUTO."""
     if said is not None:
         return said
     own = keras_compat.auto_shard_policy(dataset)

@@ -211,7 +211,7 @@ def own_part(devices: Sequence[Device], peers: Sequence[int], rank: int) -> Sequ
 
 
 def check_promise(backend: Backend) -> None:
-    """Warns or raises if this process would compute on CPUs although the machine has a GPU.
+    """Warns or raises an error if this process would use CPUs although the machine has a GPU.
 
     This function is called if the framework sees no accelerator. It warns if the framework is built
     for CPUs. It raises an error if the framework is built for GPUs, or if an environment variable
@@ -219,8 +219,8 @@ def check_promise(backend: Backend) -> None:
     """
     visible, asked = gpus.visible(), gpus.are_named(os.environ)
     built = backend.uses_gpus() if visible or asked else None
-    # `built` is None if no GPU is found or named, or if the user has told the framework which GPUs
-    # to take.
+    # `built` is None in two cases: there is no GPU, and no environment variable names one; or the
+    # user has restricted which GPUs the framework may use.
     if built is None:
         return
     if visible and (built or asked):

@@ -1,6 +1,6 @@
 """Starts one process per device for a `MirroredStrategy`, and decides when that is needed.
 
-This file needs neither Keras nor a framework.
+The code of this file uses neither Keras nor a framework.
 """
 
 from __future__ import annotations
@@ -72,9 +72,9 @@ def why_not_again() -> str | None:
 
 
 def why_not_unasked() -> str | None:
-    """Returns why this process should not be started again unless the user has asked for it.
+    """Returns why this program should not be started again if the user has not asked for that.
 
-    Returns None if there is no reason.
+    Returns None if there is no such reason.
     """
     file = str(getattr(sys.modules["__main__"], "__file__", ""))
     if file.startswith(LIBRARIES):
@@ -95,7 +95,7 @@ def checked_launcher(launcher: Launcher | None, backend: Backend) -> Launcher | 
 
 
 def devices_from_launcher() -> str | None:
-    """Returns the value of the variable that tells a worker of a `MirroredStrategy` its devices.
+    """Returns the value of the environment variable with the devices of a `MirroredStrategy`.
 
     Returns None if this process is not a worker of a `MirroredStrategy`, or if multiprocessing has
     started this process.
