@@ -1,7 +1,8 @@
 """Distributed training for Keras 3 on TensorFlow, JAX and PyTorch, with the results of one device.
 
-Importing this package imports no framework. The first use of a public name imports
-`kerasdist.public`, and with it Keras and the framework.
+Importing this package imports no framework. When a script first uses a public name such as
+`kerasdist.MirroredStrategy`, this file imports `kerasdist.public`, which imports Keras and the
+framework.
 """
 
 from __future__ import annotations
@@ -83,8 +84,8 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(_hint(name))
     choice = importlib.import_module("kerasdist.core.backend_choice")
-    # Versions are checked before the import, because an old Keras lacks names that kerasdist
-    # imports.
+    # This check comes before the import of `kerasdist.public`. With a Keras that is too old, the
+    # import would fail, because this Keras lacks names that kerasdist imports.
     choice.require_supported()
     try:
         public = importlib.import_module("kerasdist.public")
@@ -99,7 +100,10 @@ def __getattr__(name: str) -> Any:
 
 
 def _hint(name: str) -> str:
-    """Returns the error message for a name that `kerasdist` does not have, with advice."""
+    """Returns the error message for a name that `kerasdist` does not have.
+
+    The message suggests what to write instead, if kerasdist knows a suitable name.
+    """
     said = f"module 'kerasdist' has no attribute {name!r}."
     advice = look_up(name, ADVICE, "kerasdist")
     if advice is not None:

@@ -1,4 +1,4 @@
-"""``python -m kerasdist``, for an environment in which the command ``kerasdist`` is not found."""
+"""Runs the command line as ``python -m kerasdist``, if the shell does not find ``kerasdist``."""
 
 from __future__ import annotations
 

@@ -66,15 +66,16 @@ def set_draws(draws: Draws) -> None:
     replica draws its own numbers by default (``"replica"``), as with `tf.distribute`. Training is
     then reproducible, but dropout drops other units than on one device or on another number of
     replicas. With ``"global"`` each replica draws random numbers for all rows of the global batch,
-    and uses only the numbers of its own rows. The results are then those of one device, but each
-    replica needs more time to draw.
+    and uses only the numbers of its own rows. The results are then those of one device, but drawing
+    takes longer.
 
     The setting applies to `keras.random.normal`, `uniform`, `truncated_normal`, `randint`,
     `categorical` and `dropout`, and to the layers that use them, in `fit`, `evaluate` and
     `predict`. Other random functions, and all random functions in `Strategy.run`, always draw
-    different numbers on each replica. If a layer gets several batches concatenated along axis 0, as
-    in a GAN that concatenates real and generated examples, the numbers differ from those on one
-    device. Call the layer once for each batch instead.
+    different numbers on each replica. A layer may get several batches concatenated along axis 0, as
+    in a GAN that concatenates real and generated examples. The numbers that this layer draws then
+    differ from those on one device, even with ``"global"``. To avoid this difference, call the
+    layer once for each batch.
 
     All workers must call this function with the same value before the first step.
 
@@ -103,18 +104,19 @@ def set_most_examples_at_once(count: int | Literal["auto"] | None) -> None:
     """Sets how many examples a replica computes at once in training.
 
     If a replica has more than `count` examples, a step calls the model several times, each time for
-    some of the rows. Such a call is a pass. The loss, the metrics and the single update of the
-    weights use all examples, so the results do not change. Passes save memory for activations. This
-    helps, for example, if a job starts with fewer workers, because each worker then has more rows
-    of the global batch. Set the number of examples that fits on one device; a step then makes as
-    many passes as its replicas need. A pass stores only its inputs and outputs, and its activations
-    are computed again for the gradients, so a step takes a third more time.
+    some of the rows. Each of these calls is called a pass. The loss, the metrics and the single
+    update of the weights use all examples, so the results do not change. Passes save memory for
+    activations. This helps, for example, if a job restarts with fewer workers than before, because
+    each worker then has more rows of the global batch. Set `count` to the number of examples that
+    fits on one device; a step then makes as many passes as its replicas need. A pass stores only
+    its inputs and outputs, and its activations are computed again for the gradients, so a step
+    takes a third more time.
 
     On PyTorch, dropout without a seed draws new random numbers in each pass. These numbers depend
     on the number of passes, just as they depend on the number of replicas. A user-defined layer
     that mixes the rows of a batch mixes only the rows of a pass.
 
-    The following raise an error, most of them because they need rows outside of the pass:
+    The following raise an error, most of them because they need rows that are not in the pass:
 
     - on all backends, training with `BatchNormalization`, losses that layers add, layers that draw
       random numbers with a seed, and any other layer whose variables a call of the model changes;
@@ -139,7 +141,7 @@ def set_most_examples_at_once(count: int | Literal["auto"] | None) -> None:
 
     Args:
         count: The number of examples, at least 1; None for all examples of the replica; ``"auto"``
-            for as many as there is memory for.
+            for a number that fits into memory, which kerasdist finds by trial steps.
 
     Raises:
         TypeError: If `count` is neither an integer, nor ``"auto"``, nor None.

@@ -20,7 +20,7 @@ class ScopeError(KerasdistError, RuntimeError):
 
 
 class UnsupportedError(KerasdistError, NotImplementedError):
-    """This backend does not have the requested feature; the message says what to use instead."""
+    """The backend in use lacks the requested feature; the message says what to use instead."""
 
 
 class VersionError(UnsupportedError):

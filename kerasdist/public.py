@@ -1,9 +1,9 @@
 """The public names, imported from the files that define them.
 
 Importing `kerasdist` must import no framework, so `kerasdist` imports this file only when one of
-the names is first used. For type checkers, `kerasdist` imports all names of this file. Users may
-also use `kerasdist.launch`, and the names in `callbacks`, `cluster`, `config`, `errors` and
-`experimental`. Any other name is private.
+the names is first used. For type checkers only, `kerasdist` also has an import of all these names.
+Besides the names of this file, `kerasdist.launch` and the names in `callbacks`, `cluster`,
+`config`, `errors` and `experimental` are public. Any other name is private.
 
 A new name needs a line here, a line in ``kerasdist.__all__``, and a line in the test of public
 names.

@@ -1,4 +1,4 @@
-"""Checks whether workers read the same batches, from which each worker takes its own rows.
+"""Checks whether all workers of a job read the same batches.
 
 Each worker takes its own rows of every batch. If workers shuffled a dataset in different orders,
 some rows would be used twice and others never. So workers compare the first batch of each
@@ -75,7 +75,7 @@ class FirstBatches:
         # comparison that other workers leave out.
         self._wanted = wanted and job is not None
         self._waiting: list[Beginning] | None = None
-        # The names of a batch's arrays; the key is the number of these arrays.
+        # The names of the arrays of a batch, by the number of arrays that the batch has.
         self._names: dict[int, list[str]] = {}
         # The keys are names of arrays. `_checksums` has the checksum of an array in each batch. For
         # each iteration over the data, `_begins` has how many batches were read before it.
@@ -146,8 +146,9 @@ class FirstBatches:
 
         All workers must call this method. Without `ordered`, the report is a warning if several
         threads draw random numbers for the data, else an error. `ordered` has the names of arrays
-        whose rows differ from each other. If one of these arrays is equal on all workers, then all
-        workers have the same order of rows, and the report is a warning; else it is an error.
+        in which the rows of a batch differ from each other. If one of these arrays is equal on all
+        workers, all workers have the same order of rows, and the report is a warning. Otherwise it
+        is an error.
         """
         job = self._job
         assert job is not None
@@ -181,7 +182,7 @@ class FirstBatches:
         self._drawn.clear()
 
     def compare(self) -> None:
-        """Compares the first batch of the current iteration over the data, unless already done.
+        """Compares the first batch of the current iteration, unless workers have compared it.
 
         All workers must call this method before a step.
         """
@@ -232,7 +233,7 @@ def _checksum(leaf: Any, number: int) -> int:
 
 
 def names_of(batch: object) -> list[str]:
-    """Returns a name for each array of a batch: an argument of `fit`, as in ``x`` or ``y[0]``."""
+    """Returns a name for each array of a batch, by the argument of `fit`: ``x``, or ``y[0]``."""
     is_tuple = isinstance(batch, list | tuple)
     members = zip(_MEMBERS, batch, strict=False) if is_tuple else [("x", batch)]
     names: list[str] = []

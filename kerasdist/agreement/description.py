@@ -1,9 +1,9 @@
-"""Describes models, calls and values in them as JSON, so that workers can compare them.
+"""Describes models, calls, and the values in both as JSON, so that workers can compare them.
 
-A description is equal on workers that run the same script in the same way. Addresses,
-the order of sets and dictionaries, and names that Keras makes by counting, such as ``dense_1``, are
-left out, because they do not change the computation. Seeds and initializers are also left out,
-because variables start with the chief's values.
+A description is equal on workers that run the same script in the same way. It leaves out what does
+not change the computation: addresses, the order of sets and dictionaries, and names that Keras
+makes by counting, such as ``dense_1``. It also leaves out seeds and initializers, because variables
+start with the chief's values.
 """
 
 from __future__ import annotations
@@ -40,18 +40,19 @@ _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 # Arguments of Keras objects that do not change the computation, if the variables are equal.
 _LEFT_OUT = frozenset({"name", "seed"})
 
-# Texts of more characters than this are compared by a digest.
+# Texts with more characters than this are replaced by a digest.
 _LONG = 1000
 
 # Arrays are read in blocks of `_BLOCK` bytes. If an array has more than `_MOST` bytes, only `_MOST`
-# of them are compared, in blocks that are spread over the whole array; this takes half a second.
+# of them are compared, in blocks that are spread over the whole array. To read `_MOST` bytes takes
+# half a second.
 _BLOCK, _MOST = 1 << 22, 1 << 30
 
 
 def described(value: object, known: Collection[str] = ()) -> Any:
     """Returns a value as JSON, or only its class if it cannot be described.
 
-    `known` has the names of classes that are described elsewhere. For a Keras object of such a
+    `known` has the names of classes that the caller describes itself. For a Keras object of such a
     class, only the name of its class is returned.
     """
     try:
@@ -372,8 +373,8 @@ def is_compared(model: keras.Model) -> bool:
 def facts_of(model: Any, *, anew: bool) -> dict[str, Any]:
     """Returns the facts about a model that must be equal on all workers.
 
-    If workers have already compared the model, these are the facts that they compared, unless
-    `anew` is True.
+    If workers have already compared the model, returns the facts that they compared. With `anew`,
+    the facts are determined again in any case.
     """
     known = vars(model).get(_COMPARED)
     return _facts(model) if known is None or anew else known

@@ -1,4 +1,4 @@
-"""Checks whether workers have equal results of the first step, equal programs and variables.
+"""Checks whether the results of the first step, programs and variables are equal on all workers.
 
 Code may depend on anything: globals, files, the environment. So workers compare the results of a
 step, not the code of the step. Each worker sends only a few numbers for an array: all workers
@@ -104,7 +104,7 @@ def checksum_of(array: object, start: int = 0) -> int:
 
 
 def checksum_in_type(array: np.ndarray[Any, Any], dtype: str) -> int:
-    """Returns the checksum of an array in another type; converts only a few rows at a time."""
+    """Returns the checksum that an array has as `dtype`; converts only a few rows at a time."""
     rows, total = np.atleast_1d(array), 0
     some = max(1, _CHUNK * len(rows) // max(1, rows.size))
     for begin in range(0, len(rows), some):
@@ -112,10 +112,11 @@ def checksum_in_type(array: np.ndarray[Any, Any], dtype: str) -> int:
     return total
 
 
-# The tolerance for workers that have different devices, whose matrix products agree to three digits
-# only. If all workers compute on CPUs, losses must agree up to the rounding of their type, because
-# they are means over the batch. Gradients and metrics keep the larger tolerance: gradients have
-# larger errors if their terms cancel, and a metric jumps if an example changes its class.
+# The tolerance if workers may have different devices, because the matrix products of different
+# devices agree only to three digits. If all workers compute on CPUs, losses must agree up to the
+# rounding of their type, because they are means over the batch. Gradients and metrics keep the
+# larger tolerance: gradients have larger errors if their terms cancel, and a metric jumps if an
+# example changes its class.
 _DEVICES = 0.01
 
 # A gradient whose norm is below this fraction of the largest gradient's norm is not compared,
@@ -228,7 +229,7 @@ def require_equal_programs(job: Job, program: str) -> str:
         own = lines[first].strip() if first < len(lines) else "no further line"
         facts = {
             f"line {first + 1} of the program": own[:_CHARACTERS],
-            # The lines may differ only after the characters that the message shows.
+            # If the lines differ only after the part that is shown, their checksums still differ.
             f"checksum of line {first + 1}": zlib.crc32(own.encode()),
         }
         job.assert_equal("program", facts, _OTHER_PROGRAM)
@@ -245,8 +246,8 @@ class InitialBroadcast:
     """The new variables of a strategy, which the workers must still compare and make equal.
 
     Variables that no longer exist are ignored, because a single worker may have made them. For
-    example, Keras makes some when only the chief saves a model (``saving_lib.get_attr_skipset``,
-    3.15.1).
+    example, Keras makes some when only the chief saves a model (``saving_lib.get_attr_skipset`` in
+    Keras 3.15.1).
     """
 
     def __init__(self, job: Job | None, equalize: Callable[[Sequence[Any]], None]) -> None:

@@ -48,8 +48,8 @@ def save_checkpoint(model: keras.Model, path: str | os.PathLike[str]) -> None:
     Args:
         model: A built model, made in a strategy's scope or not.
         path: The folder to write, which all workers must see. An existing checkpoint is replaced
-            when the new one is complete. On storage such as ``gs://`` nothing may exist at the
-            path.
+            when the new one is complete. On storage such as ``gs://`` no checkpoint can be
+            replaced, so nothing may exist at the path.
 
     Raises:
         UnsupportedError: If the backend is TensorFlow, or Orbax is not installed.
@@ -85,7 +85,7 @@ def save_checkpoint(model: keras.Model, path: str | os.PathLike[str]) -> None:
             shutil.rmtree(unfinished, ignore_errors=True)
             unfinished.mkdir(parents=True)
             # This write tests whether the disk is full. If it is, the write fails, and all workers
-            # raise the error. Without this test, only the chief would fail, and later.
+            # raise the error. Without this test, only the chief would raise the error.
             new.write_bytes(bytes(1 << 12))
             new.unlink()
     with all_do(job, "see the folder of a checkpoint", ValueError):
@@ -129,8 +129,8 @@ def load_checkpoint(
     - on PyTorch, a program that saved ``{"model": model.state_dict()}``.
 
     Variables are found by their paths, so layers need the same names as in the saved model. All
-    shapes are compared before the first variable changes. Other entries of the checkpoint are
-    ignored.
+    shapes are compared before the first variable changes. Entries of the checkpoint that belong to
+    no variable of the model are ignored.
 
     Example::
 
@@ -211,7 +211,7 @@ def _prepare(model: keras.Model) -> tuple[CheckpointFormat, ReplicaSet | None, J
 def _shapes_in(
     path: str | os.PathLike[str], form: CheckpointFormat
 ) -> tuple[str, Mapping[Key, tuple[int, ...]]]:
-    """Returns the folder of a checkpoint's arrays, and the shapes of the arrays."""
+    """Returns the folder in which a checkpoint has its arrays, and each array's shape."""
     found = path if whole_files.is_remote(path) else form.folder_in(Path(os.path.realpath(path)))
     if found is None:
         inside = sorted(one.name for one in Path(path).glob("*"))[:NAMED]
@@ -231,7 +231,7 @@ def _shapes_in(
 
 
 def _nested(variables: Iterable[keras.Variable]) -> dict[str, Any]:
-    """Returns variables in nested dictionaries, whose keys are the parts of their paths."""
+    """Returns nested dictionaries of variables; the keys are the parts of the variables' paths."""
     tree: dict[str, Any] = {}
     for variable in variables:
         *parts, name = variable.path.split("/")

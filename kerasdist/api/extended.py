@@ -1,4 +1,4 @@
-"""`Strategy.extended`: further members of a strategy, which libraries on ``tf.distribute`` use."""
+"""`Strategy.extended`: further members of a strategy, for libraries that use ``tf.distribute``."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class StrategyExtended(EarlierNames):
         return replica_set is not None and replica_set.job is not None
 
     def non_slot_devices(self, var_list: Any) -> tuple[str, ...]:
-        """Returns the devices of the optimizer's variables that belong to no single weight.
+        """Returns the devices of optimizer variables that belong to no weight (like `iterations`).
 
         Args:
             var_list: The optimized variables; this argument has no effect.
@@ -81,14 +81,14 @@ class StrategyExtended(EarlierNames):
         destinations: Any,
         options: CommunicationOptions | None = None,
     ) -> Any:
-        """Returns the sum or mean of a distributed value on the devices of `destinations`.
+        """Returns the sum or mean of a distributed value's components, on every replica's device.
 
         Args:
             reduce_op: ``"SUM"`` or ``"MEAN"``.
             value: A distributed value, or a tensor, which is treated as the component of every
                 replica.
-            destinations: A variable, a distributed value, or a device's name. The result goes to
-                every replica's device in any case.
+            destinations: A variable, a distributed value, or a device's name. This argument has no
+                effect, because the result goes to every replica's device.
             options: How to communicate.
 
         Returns:
@@ -178,12 +178,13 @@ class StrategyExtended(EarlierNames):
         kwargs: Mapping[str, Any] | None = None,
         group: bool = True,
     ) -> Any:
-        """Calls ``fn(*args, **kwargs)`` once. Assigning to a variable in it changes all copies.
+        """Calls ``fn(*args, **kwargs)`` once. If `fn` assigns to a variable, all copies change.
 
         Args:
             colocate_with: The result of `non_slot_devices`; this argument has no effect.
             fn: The function that assigns.
-            args: Arguments; the components of a distributed value must be equal.
+            args: Arguments of `fn`. A distributed value must be a `Mirrored`; `fn` gets one of its
+                components, which are equal.
             kwargs: Keyword arguments, with the same condition as `args`.
             group: Whether to return one value for all devices, and not a list with one value per
                 device.
@@ -194,7 +195,7 @@ class StrategyExtended(EarlierNames):
         return result if group else self._for_each_copy(result)
 
     def _for_each_copy(self, result: object) -> list[object]:
-        """Returns a list that repeats the result for each copy of a variable in this process."""
+        """Returns a list with `result` once for each copy that this process has of a variable."""
         each = self._strategy.options.devices_per_replica
         return [result] * (len(self.parameter_devices) // each)
 

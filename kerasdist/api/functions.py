@@ -27,12 +27,13 @@ def function(
 def function(
     fn: Callable[..., Any] | None = None, *, jit_compile: bool = False, **given: Any
 ) -> Any:
-    """Compiles a step of a custom loop with the backend's own compiler; used as a decorator.
+    """Compiles a step of a custom loop with the backend's own compiler; also a decorator.
 
-    On TensorFlow the compiler is ``tf.function``. On JAX it is ``jax.jit``; there, tracing finds
-    the Keras variables that the step reads and writes. Their old values are donated to the compiled
-    step, so no copies of them are made. On PyTorch the compiler is ``torch.compile`` if
-    `jit_compile` is True; otherwise the function is not compiled.
+    On TensorFlow the compiler is ``tf.function``. On JAX it is ``jax.jit``, and tracing the step
+    shows which Keras variables the step reads and writes. The step writes new values into the
+    memory of the old ones (JAX calls this donation), so a variable that the step writes needs no
+    second copy. On PyTorch the compiler is ``torch.compile`` if `jit_compile` is True; otherwise
+    the function is not compiled.
 
     Example::
 
@@ -42,8 +43,9 @@ def function(
             return strategy.reduce("SUM", per_replica_losses, axis=None)
 
     Args:
-        fn: Takes and returns tensors, distributed values, and nested structures of them. Any other
-            argument counts as a constant, so the function is compiled anew for each of its values.
+        fn: The step, which takes and returns tensors, distributed values, and nested structures of
+            these. An argument of any other type counts as a constant, so the function is compiled
+            anew for each value of this argument.
         jit_compile: Whether to compile with XLA on TensorFlow, and with ``torch.compile`` on
             PyTorch. JAX compiles with XLA in any case.
         **given: Other arguments of ``tf.function``, which raise an error.
@@ -74,8 +76,8 @@ def value_and_grad(
         optimizer.apply(gradients, model.trainable_variables)
 
     Args:
-        fn: Takes no argument and returns a scalar tensor; with `has_aux` a pair of such a tensor
-            and any other value.
+        fn: A function without arguments that returns a scalar tensor. With `has_aux` it returns a
+            pair: a scalar tensor, and any other value.
         variables: Keras variables.
         has_aux: Whether the function returns a pair.
 
@@ -85,7 +87,8 @@ def value_and_grad(
         function read but that does not influence the value.
 
     Raises:
-        ValueError: If the function does not return a scalar, or with `has_aux` not a pair.
+        ValueError: If the function does not return a scalar or, with `has_aux`, does not return a
+            pair.
     """
 
     def pair() -> tuple[Any, Any]:

@@ -17,19 +17,19 @@ from kerasdist.core.sharding import size
 
 @final
 class ModelLayout:
-    """How much of each variable of a model one device holds; `print` shows a table.
+    """How much of each variable of a model one device holds; ``print(layout)`` shows a table.
 
     Attributes:
         rows: A tuple for each variable of the model and of its optimizer: the variable's path, its
-            shape, how it is sharded, why it is sharded in this way, and how many of its bytes one
-            device holds. Bytes in the host's memory do not count.
+            shape, how it is sharded, why it is sharded in this way, and how many bytes of the
+            variable one device holds. Bytes in the host's memory do not count.
         total_bytes: How many bytes all variables have.
         bytes_a_device: How many of these bytes one device holds.
         divided: The fraction of the bytes that belongs to sharded variables.
     """
 
     def __init__(self, model: keras.Model) -> None:
-        """Describes a model; without a strategy, one device holds all of each variable."""
+        """Describes a model. If it has no strategy, one device holds each variable as a whole."""
         trainer = trainer_of(model)
         optimizer = getattr(model, "optimizer", None)
         variables = [*model.variables, *(optimizer.variables if optimizer is not None else ())]
@@ -48,12 +48,13 @@ class ModelLayout:
         self.divided = divided / max(self.total_bytes, 1)
 
     def table(self, most: int | None = None) -> Table:
-        """Returns the rows as a table that a console of the package rich can print.
+        """Returns the rows as a table of the package ``rich``, which a rich console can print.
 
         Args:
             most: The largest number of rows, or None for one row per variable. With a number,
                 variables whose paths differ only in numbers share a row, as in a stack of equal
-                layers, and the table shows the rows with the most bytes.
+                layers. The table then shows the rows with the most bytes, and adds up the others
+                in one more row.
         """
         groups: dict[tuple[object, tuple[int, ...], str, str], list[tuple[str, int]]] = {}
         for index, (path, shape, layout, why, here) in enumerate(self.rows):
@@ -85,8 +86,9 @@ class ModelLayout:
 
 
 def describe_layout(model: keras.Model) -> ModelLayout:
-    """Returns how much of each variable one device holds. A single worker may call this function.
+    """Returns how much of each variable of a model one device holds.
 
+    In a job, one worker alone may call this function, because no worker waits for another in it.
     Variables that do not exist yet, such as an optimizer's before the first step, are not listed.
 
     Example::

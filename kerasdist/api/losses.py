@@ -18,9 +18,9 @@ def compute_average_loss(
     """Returns a replica's contribution to the mean loss of the global batch.
 
     The sum of these contributions over the replicas is the mean over all examples, and
-    ``optimizer.apply`` sums the gradients over the replicas in the same way. The loss of an example
-    is the sum along all axes but the first. If you want the mean along these axes, compute the mean
-    before the call.
+    ``optimizer.apply`` sums the gradients over the replicas in the same way. If the losses have
+    more than one axis, the loss of an example is the sum along all axes but the first. If you want
+    the mean along these axes, compute the mean before the call.
 
     Example::
 
@@ -77,7 +77,7 @@ def compute_average_loss(
 
 
 def scale_regularization_loss(regularization_loss: object) -> Any:
-    """Divides a loss that does not depend on the batch by the number of replicas.
+    """Divides a regularization loss, equal on all replicas, by the number of replicas.
 
     Example::
 
@@ -86,7 +86,7 @@ def scale_regularization_loss(regularization_loss: object) -> Any:
             return kd.compute_average_loss(losses, global_batch_size=64) + penalty
 
     Args:
-        regularization_loss: A tensor, or a list of them, such as ``model.losses``.
+        regularization_loss: A tensor, or a list of tensors, such as ``model.losses``.
 
     Returns:
         A scalar tensor.

@@ -34,7 +34,7 @@ class ReduceOp(enum.Enum):
 
     @classmethod
     def of(cls, op: ReduceOp | str) -> ReduceOp:
-        """Returns the `ReduceOp` for a name in any case, or for TensorFlow's own ``ReduceOp``."""
+        """Returns the `ReduceOp` for a name in any letter case, or for TensorFlow's `ReduceOp`."""
         return member_of(cls, op, "reduce_op")
 
     from_variable_aggregation = of
@@ -74,8 +74,8 @@ class CommunicationOptions:
     Source: https://www.tensorflow.org/api_docs/python/tf/distribute/experimental/CommunicationOptions
 
     Attributes:
-        bytes_per_pack: The largest number of bytes that are reduced together; 0 lets the framework
-            choose.
+        bytes_per_pack: The largest number of bytes in one reduction, which may combine several
+            tensors; 0 lets the framework choose.
         timeout_seconds: How long to wait for the other replicas; None means the strategy's
             time-out.
         implementation: Which collectives to use.
@@ -106,7 +106,7 @@ class CommunicationOptions:
 
 @dataclass(frozen=True)
 class RunOptions:
-    """Options of `Strategy.run` for TPUs; none of them changes a result.
+    """Options that ``tf.distribute`` has for `run` on TPUs; in kerasdist they change no result.
 
     Source: https://www.tensorflow.org/api_docs/python/tf/distribute/RunOptions
 
@@ -148,8 +148,8 @@ def require_choice(argument: str, value: object, choices: Sequence[object]) -> N
 def member_of(kind: type[E], value: object, argument: str) -> E:
     """Returns the member of the enum `kind` whose name is `value`; case does not matter.
 
-    `value` may also be a member of any enum, such as one of TensorFlow. Then the member of `kind`
-    with the same name is returned.
+    `value` may also be a member of another enum, such as an enum of TensorFlow. In this case the
+    member of `kind` that has the same name is returned.
     """
     name: Any = value.name if isinstance(value, enum.Enum) else value
     if isinstance(name, str) and name.upper() in kind.__members__:
@@ -161,12 +161,15 @@ def member_of(kind: type[E], value: object, argument: str) -> E:
 
 
 def convert_field(options: object, name: str, kind: type[enum.Enum]) -> None:
-    """Converts a field of frozen options from the name of an enum member to the member itself."""
+    """Replaces an enum member's name by the member, in a field of a frozen dataclass of options."""
     object.__setattr__(options, name, member_of(kind, getattr(options, name), name))
 
 
 def options_of(kind: type[Options], value: object, argument: str) -> Options:
-    """Returns the given options, or the defaults for None; converts TensorFlow's own options."""
+    """Returns `value` as options of the class `kind`.
+
+    None gives the default options. TensorFlow's options of the same meaning are converted.
+    """
     if value is None:
         return kind()
     if isinstance(value, kind):

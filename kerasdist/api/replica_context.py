@@ -33,9 +33,9 @@ class LocalBatch:
     weight: Any
 
     def note_in(self, error: Exception) -> None:
-        """If an error is about shapes, adds a note that says how many rows the replica has.
+        """Adds a note to an error about shapes: how many rows of the batch this replica has.
 
-        A replica that has all rows of the batch gets no note.
+        If the replica has all rows of the batch, the error gets no note.
         """
         is_known = isinstance(self.size, int) and isinstance(self.total, int)
         of_shapes = ("shape", "dimension", "size of tensor")
@@ -75,12 +75,12 @@ class ReplicaContext(ReplicaLike, EarlierNames):
 
     Attributes:
         strategy: The strategy that runs the step.
-        replica_id_in_sync_group: This replica's number, counted from 0. It is an int, but on JAX an
-            int32 scalar, whose value is known only when the program runs.
+        replica_id_in_sync_group: This replica's number, counted from 0. It is an int; on JAX it is
+            an int32 scalar, whose value is known only when the program runs.
         num_replicas_in_sync: How many replicas take part in the step.
     """
 
-    # The following fields are for kerasdist itself.
+    # Only kerasdist itself uses the following fields; they are not public.
     collectives: Collectives = field(default_factory=SoleReplica, repr=False)
     local_batch: LocalBatch | None = field(default=None, repr=False)
     # The contexts that `__enter__` has entered and `__exit__` has not left yet.
@@ -113,7 +113,7 @@ class ReplicaContext(ReplicaLike, EarlierNames):
             kwargs: This replica's keyword arguments.
 
         Returns:
-            The function's result; a distributed value is replaced by this replica's component.
+            The function's result, with this replica's component in place of each distributed value.
 
         Raises:
             ScopeError: If this is not the context of the replica that runs the call.
@@ -163,8 +163,8 @@ class ReplicaContext(ReplicaLike, EarlierNames):
             value: A tensor of at least one dimension, or nested lists, tuples and dicts of such
                 tensors. The shapes on the replicas may differ only along `axis`.
             axis: The axis; negative values count from the end.
-            options: Options have no effect and cause a warning, because each backend decides by the
-                size of the tensors how to communicate.
+            options: These options have no effect and cause a warning, because each backend chooses
+                by the size of the tensors how to communicate.
 
         Returns:
             The same structure with gathered tensors.
@@ -198,7 +198,7 @@ class ReplicaContext(ReplicaLike, EarlierNames):
 
 
 def global_batch(tensor: object) -> Any:
-    """Returns the rows of all replicas, in the order of the global batch.
+    """Gathers the rows of a tensor from all replicas, in the order of the global batch.
 
     Use this function in a model, a loss or a `train_step` that mixes examples, such as a
     contrastive loss over the batch, because on TensorFlow and PyTorch a replica holds only its own

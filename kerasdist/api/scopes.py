@@ -1,4 +1,4 @@
-"""Functions that return the strategy and the replica of the calling code; `kerasdist.print`."""
+"""Functions that return the strategy and replica of the calling code, and `kerasdist.print`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def get_strategy() -> Strategy:
 
 
 def has_strategy() -> bool:
-    """Returns whether another strategy than the default strategy applies to the calling code.
+    """Returns whether a strategy other than the default strategy applies to the calling code.
 
     Example::
 
@@ -56,10 +56,12 @@ def experimental_set_strategy(strategy: Strategy | None) -> None:
         kd.experimental_set_strategy(None)
 
     Args:
-        strategy: The strategy, which replaces one that was set before; None closes the scope.
+        strategy: The strategy. It replaces a strategy that an earlier call has set. None closes the
+            scope.
 
     Raises:
-        ScopeError: Inside of ``with strategy.scope():`` or of a replica's code.
+        ScopeError: If the call is inside of ``with strategy.scope():``, or in code that a replica
+            runs.
     """
     current = context.current
     if current.replicas or current.scopes[current.set_scope is not None :]:
@@ -142,8 +144,8 @@ def print(*values: Any, **options: Any) -> None:
 def _is_chief_by_environment() -> bool:
     """Returns whether this process has no job, or will be the chief of its job.
 
-    The answer comes from environment variables, such as ``TF_CONFIG``. `print` needs this function
-    until the process has joined its job.
+    The answer comes from environment variables, such as ``TF_CONFIG``. `print` calls this
+    function as long as the process has not joined a job.
     """
     try:
         resolver = detection.detect()

@@ -1,4 +1,4 @@
-"""The members that every strategy has, with ``tf.distribute``'s names and meaning."""
+"""The members that every strategy has; ``tf.distribute`` gives them the same names and meaning."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _logger = logging.getLogger("kerasdist")
 
 
 class Strategy(EarlierNames):
-    """The devices of the replicas of a model, and how the replicas train together.
+    """The devices on which a model's replicas compute, and how the replicas train together.
 
     Do not create instances of this class: use `kerasdist.MirroredStrategy` or another subclass.
     Every member means the same as in ``tf.distribute.Strategy``.
@@ -49,7 +49,8 @@ class Strategy(EarlierNames):
     Source: https://www.tensorflow.org/api_docs/python/tf/distribute/Strategy
 
     Attributes:
-        is_used: Whether a model was made in the strategy's scope, or its `run` was called.
+        is_used: Whether a model was made in the strategy's scope, or the strategy's `run` was
+            called.
     """
 
     _resolver: ClusterResolver | None = None
@@ -71,7 +72,7 @@ class Strategy(EarlierNames):
     def is_chief(self) -> bool:
         """Whether this process is the chief: worker 0, which writes files and prints.
 
-        A job of a single process has only the chief.
+        A process that trains without other workers is always the chief.
 
         Example::
 
@@ -119,7 +120,7 @@ class Strategy(EarlierNames):
 
     @cached_property
     def extended(self) -> StrategyExtended:
-        """Members of the strategy that libraries use."""
+        """Further members of the strategy, which mostly libraries use."""
         return StrategyExtended(self)
 
     @property
@@ -173,11 +174,12 @@ class Strategy(EarlierNames):
                 as a batch of a distributed dataset. Any other argument goes to all replicas
                 unchanged.
             kwargs: Keyword arguments, distributed in the same way as `args`.
-            options: A `RunOptions` or ``tf.distribute.RunOptions``. No backend needs these options.
+            options: A `RunOptions` or ``tf.distribute.RunOptions``. These options have no effect,
+                except that options for XLA raise an error.
 
         Returns:
-            The function's result, with a `PerReplica` at each leaf. With one replica, the
-            function's result itself.
+            The structure that the function returns, with a `PerReplica` of all replicas' values at
+            each leaf. With one replica, the function's result itself.
 
         Raises:
             ValueError: If `args` is not a tuple or list.
@@ -217,8 +219,8 @@ class Strategy(EarlierNames):
 
         Raises:
             ScopeError: In replica context.
-            ValueError: If the shapes of the components do not fit, or the components have no such
-                axis.
+            ValueError: If the shapes of the components do not fit together, or the components have
+                no such axis.
         """
         context.require_cross_replica("reduce", "get_replica_context().all_reduce")
         op = ReduceOp.of(reduce_op)
@@ -240,8 +242,8 @@ class Strategy(EarlierNames):
 
         Raises:
             ScopeError: In replica context.
-            ValueError: If the shapes of the components do not fit, or the components have no such
-                axis.
+            ValueError: If the shapes of the components do not fit together, or the components have
+                no such axis.
         """
         context.require_cross_replica("gather", "get_replica_context().all_gather")
         with self.scope(), self._for_all_workers("gather", counts=True):
@@ -290,8 +292,9 @@ class Strategy(EarlierNames):
         """Returns a dataset whose batches are divided among the replicas.
 
         Args:
-            dataset: Yields global batches: ``tf.data.Dataset``, ``DataLoader``, ``PyDataset``, or
-                anything that can be iterated again and again, such as a list of batches.
+            dataset: A dataset of global batches: a ``tf.data.Dataset``, ``DataLoader`` or
+                ``PyDataset``, or any other object that can be iterated again and again, such as a
+                list of batches.
             options: How to distribute the dataset: `InputOptions` or
                 ``tf.distribute.InputOptions``.
 
@@ -310,14 +313,15 @@ class Strategy(EarlierNames):
         """Returns a distributed dataset whose batches come from datasets that a function makes.
 
         Args:
-            dataset_fn: Takes an `InputContext` and returns a dataset, whose batches each go to one
-                replica.
+            dataset_fn: A function that takes an `InputContext` and returns a dataset. Each batch of
+                this dataset goes to a single replica.
             options: How to distribute the dataset: `InputOptions` or
                 ``tf.distribute.InputOptions``.
 
         Returns:
-            A `DistributedDataset`, in which every replica takes a batch of its own from the dataset
-            of its worker, or with ``InputReplicationMode.PER_REPLICA`` from its own dataset.
+            A `DistributedDataset`. For each step every replica takes a whole batch: from the
+            dataset of its worker, or with ``InputReplicationMode.PER_REPLICA`` from a dataset of
+            its own.
         """
         context.require_cross_replica("distribute_datasets_from_function", "the dataset itself")
         return from_function(dataset_fn, self, options_of(InputOptions, options, "options"))
@@ -377,10 +381,10 @@ class Strategy(EarlierNames):
         return ReplicaContext(self, 0, self.num_replicas_in_sync)
 
     def _for_all_workers(self, call: str, *, counts: bool = False) -> AbstractContextManager[None]:
-        """Returns a context in which errors that a lost worker causes become WorkerLostError.
+        """Returns a context that turns errors that a lost worker causes into WorkerLostError.
 
-        With `counts`, the call counts as one step of the job. `run` leaves `counts` False, because
-        the backend counts the steps of `run`.
+        With `counts`, the call also counts as one step of the job. `run` leaves `counts` False,
+        because the backend itself counts the steps of `run`.
         """
         job = None if self.replica_set is None else self.replica_set.job
         if job is None:
@@ -412,7 +416,7 @@ class Strategy(EarlierNames):
 class _Scope(contextlib.ContextDecorator, AbstractContextManager[Strategy]):
     """The context manager of `Strategy.scope`.
 
-    Each thread has its own list in `entered`, with the contexts that it entered and has not left.
+    `entered` has a list per thread: the contexts that the thread has entered and not left yet.
     """
 
     strategy: Strategy
@@ -447,7 +451,7 @@ class DefaultStrategy(Strategy):
 
 @cache
 def _log_untested_versions() -> None:
-    """Logs once which installed packages have versions that were not tested."""
+    """Logs once which installed packages have versions with which kerasdist was not tested."""
     versions = untested(backend_choice().name)
     if versions:
         _logger.info("Not among the releases of docs/versions.md: %s", ", ".join(versions))

@@ -14,7 +14,7 @@ from typing import Any, final
 from kerasdist.core.structures import flatten, map_leaves, transpose
 
 
-class DistributedValues(abc.ABC):  # noqa: B024  an ABC: TensorFlow's classes are registered
+class DistributedValues(abc.ABC):  # noqa: B024  an ABC, to register TensorFlow's classes
     """A value with one component per replica.
 
     Do not create instances yourself: `Strategy.run` and
@@ -32,7 +32,7 @@ class DistributedValues(abc.ABC):  # noqa: B024  an ABC: TensorFlow's classes ar
     """
 
     def __init__(self, values: Sequence[Any]) -> None:
-        """Stores the components. The sequence may fetch a component only when it is read."""
+        """Stores the components. A lazy sequence may fetch each component when it is first read."""
         self.source = values
 
     @property
@@ -94,7 +94,7 @@ def equal_component(leaf: object) -> Any:
 
 
 def require_one_each(value: object, count: int, replicas: int) -> None:
-    """Raises ValueError unless the number of components equals the number of replicas."""
+    """Raises ValueError if a value does not have exactly one component per replica."""
     if count != replicas:
         raise ValueError(
             f"Expected a value with a component for each of the {replicas} replicas here. "
@@ -105,7 +105,7 @@ def require_one_each(value: object, count: int, replicas: int) -> None:
 
 
 def sole_component(structure: object) -> Any:
-    """Returns a structure with the only component in place of each distributed value."""
+    """Returns a structure in which each distributed value is replaced by its only component."""
     for leaf in flatten(structure):
         if isinstance(leaf, DistributedValues):
             require_one_each(leaf, len(leaf.values), 1)

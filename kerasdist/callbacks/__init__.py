@@ -21,10 +21,10 @@ Example::
     backup = kd.callbacks.BackupAndRestore("backups")
     model.fit(x, y, epochs=2, callbacks=[backup, kd.callbacks.ChiefOnly(report)])
 
-A callback of your own that changes training must do the same on every worker. If the callback
-changes weights on only one worker, a `DisagreementError` reports the difference at the end of the
-epoch. If the callback sets ``model.stop_training`` on any worker, all workers stop after the same
-batch.
+If a callback of your own changes training, it must make the same changes on every worker. If the
+callback changes weights on only one worker, a `DisagreementError` reports the difference at the end
+of the epoch. If the callback sets ``model.stop_training`` on any worker, all workers stop after the
+same batch.
 
 The guide "Callbacks" says on which workers each callback acts. The guide "Failures, backups and
 preemption" says what a backup contains and how often to save one. The guide "Watch a job" says what

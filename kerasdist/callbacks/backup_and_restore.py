@@ -1,4 +1,4 @@
-"""Backups of a training run, from which a new process continues."""
+"""Backups of a training run; a new process continues the run from the newest backup."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ class BackupAndRestore(Callback):
 
     The continued run ends with the same numbers as an uninterrupted run, to the last bit. A backup
     contains the weights, the optimizer's state, the metrics, the seeds, the states of the random
-    generators, the epoch, the batch and the position in the data. It also contains those attributes
-    of other callbacks and of the data sources that have changed since `fit` began.
+    generators, the epoch, the batch and the position in the data. Attributes of other callbacks and
+    of data sources are also saved, if they have changed since `fit` began.
 
     ``tf.data`` and Grain pipelines, and loaders with ``state_dict()`` and
-    ``load_state_dict(state)``, continue at the saved position. From other data, the batches of the
-    epoch that were already trained on are read again and skipped. From generators with
-    ``steps_per_epoch``, the batches of all earlier epochs are also read again and skipped. Other
-    callbacks get no events for skipped batches.
+    ``load_state_dict(state)``, continue at the saved position. Other data are read again from the
+    beginning of the epoch, and generators with ``steps_per_epoch`` from the beginning of the first
+    epoch. Batches that were already trained on are then skipped, and other callbacks get no events
+    for them.
 
     A backup contains these attributes of your own callbacks and data sources: numbers, strings,
     arrays, and lists and dicts of these. It also contains random generators and other objects in
@@ -114,8 +114,8 @@ class BackupAndRestore(Callback):
                 ``sqrt(2 * cost * time between failures)``. The cost is the time for which training
                 stops for the first backup. That backup is made after 20 batches or at the end of
                 the first epoch. The first backup is then written once more, to store the chosen
-                number of batches. At the end of an epoch a backup is made if half of this number
-                of batches has passed since the last backup. At the end of the last epoch a backup
+                number of batches. At the end of an epoch a backup is made if at least half of this
+                number has passed since the last backup. At the end of the last epoch a backup
                 is always made.
             hours_between_failures: The mean time between failures of the job, for
                 ``save_freq="auto"``; None means 8,000 hours divided by the number of replicas. If
@@ -128,7 +128,7 @@ class BackupAndRestore(Callback):
                 callbacks; by default only the owner may read them.
             resume: What to do if the backup is of another call of `fit`, for example with another
                 loss, optimizer or batch size. ``"exact"``: raise an error. ``"weights"``: start
-                training anew with the weights of the backup, whose shapes must equal the shapes of
+                training anew with the weights of the backup. Their shapes must equal the shapes of
                 the model's weights.
             keep_in_memory: Whether, under ``kerasdist run``, each backup is first written to the
                 memory of each host, and then copied to the disk in the background. As long as one
@@ -182,7 +182,7 @@ class BackupAndRestore(Callback):
         self.listens = self.asked_to_leave = self._in_training = False
 
     def ask_to_leave(self) -> bool:
-        """Asks for a backup after the next batch, and for the end of the script after that.
+        """Asks this callback to save a backup after the next batch, and then to end the script.
 
         Returns False outside of training, or if a backup was already asked for.
         """
@@ -205,7 +205,7 @@ class BackupAndRestore(Callback):
         self._others, self._listed = others, listed
 
     def reads(self, position: Position, validation: Position) -> None:
-        """Stores the objects from which each backup takes the positions in the data."""
+        """Stores the objects that know how far the training and validation data have been read."""
         self._position, self._validation = position, validation
 
     def on_train_begin(self, logs: dict[str, object] | None = None) -> None:
@@ -232,8 +232,8 @@ class BackupAndRestore(Callback):
         self._call = {**call, "forms": forms_of(variables_of(model))}
         stored = self._files.newest(self._call)
         facts = None
-        # `newest` has compared the facts in `self._call` with those of the backup, on the chief.
-        # Only the other facts are still needed.
+        # On the chief, `newest` has already compared the facts in `self._call` with the backup's.
+        # So only the backup's other facts are needed from here on.
         if stored is not None:
             there = stored.chiefs.facts.items()
             facts = {name: one for name, one in there if name not in self._call}
@@ -314,7 +314,7 @@ class BackupAndRestore(Callback):
             self._validation.go_to(facts["validation"], within=False)
         begin = facts["epoch"]
         if facts["stopping"] and not facts["batches"]:
-            # When the backup was made, training was about to stop. So there is no further epoch.
+            # When the backup was made, `stop_training` was set. So no further epoch is trained.
             begin = max((self.params or {}).get("epochs") or 0, begin)
         internals.INITIAL_EPOCH.set(model, begin)
         if facts["batches"]:
@@ -326,10 +326,10 @@ class BackupAndRestore(Callback):
             self._position.go_to(facts["position"], within=False)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, object] | None = None) -> None:
-        """If the backup was made within this epoch, restores what could not be restored before.
+        """If the backup was made within this epoch, restores the rest of the backup.
 
-        This includes the position in the data, and the values that Keras resets when an epoch
-        begins, such as sums of metrics.
+        The rest includes the position in the data, and the values that Keras has reset as the epoch
+        began, such as sums of metrics.
         """
         self._epoch, self._skipped = epoch, 0
         if self._resumed is not None:
@@ -370,7 +370,7 @@ class BackupAndRestore(Callback):
             self._save_and_choose(epoch + 1, 0)
 
     def on_train_end(self, logs: dict[str, object] | None = None) -> None:
-        """Removes the backups if they are no longer needed."""
+        """Lets other runs use the folder; with ``delete_checkpoint=True``, removes the backups."""
         self._in_training = False
         self._unmute.close()
         internals.INITIAL_EPOCH.set(self.model, None)
@@ -392,7 +392,7 @@ class BackupAndRestore(Callback):
 
     def _wait_for_devices(self) -> None:
         optimizer = getattr(self.model, "optimizer", None)
-        if optimizer is not None:  # a user's train_step may need no optimizer
+        if optimizer is not None:  # a model with its own train_step may have no optimizer
             ops.convert_to_numpy(optimizer.iterations)
 
     def save(self, epoch: int, batches: int) -> None:
@@ -405,7 +405,8 @@ class BackupAndRestore(Callback):
         self._files.begin_next()
         model: Any = self.model
         variables, trainer = all_variables_of(model), trainer_of(model)
-        if batches and trainer is not None:  # at an epoch's end, `InSync` has compared the weights
+        # At the end of an epoch (`batches` is 0), `InSync` has already compared the weights.
+        if batches and trainer is not None:
             when = f"batch {batches} of epoch {epoch + 1}"
             trainer.replicas.first_batches.require_equal_since(when)
             results.require_equal_weights(model, trainer.replicas, when)
@@ -432,7 +433,7 @@ class BackupAndRestore(Callback):
             facts["arrays"] = [[one.dtype.name, one.shape] for one in arrays[len(variables) :]]
             for one in self._others:
                 # The backup is written after the files that ModelCheckpoint is writing now, because
-                # a run that continues from the backup does not write these files.
+                # a run that continues from the backup does not write them again.
                 if isinstance(one, ModelCheckpoint):
                     one.wait()
         if job is not None and self._keeps_in_memory:

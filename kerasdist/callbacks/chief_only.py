@@ -8,7 +8,7 @@ import keras
 
 from kerasdist.job.job import current_job
 
-# The methods that Keras calls on a callback.
+# The names of the methods that Keras may call on a callback.
 _EVENTS = [name for name in dir(keras.callbacks.Callback) if name.startswith("on_")]
 
 
@@ -21,9 +21,10 @@ class DelegatingCallback(keras.callbacks.Callback):
         self._is_heard = heard
         if heard:
             for name in _EVENTS:
-                # Keras runs callbacks in another thread only if they inherit their methods for
-                # batches from the base class, which Keras sees by a mark on these methods. So the
-                # inner callback's methods are set here unchanged, with this mark.
+                # Keras can run callbacks in another thread, but only if none of them overrides the
+                # base class's methods for batches. Keras recognizes the base class's methods by a
+                # mark on them. So this object gets the inner callback's own methods: a method that
+                # the inner callback does not override still has the mark.
                 setattr(self, name, getattr(inner, name))
 
     def set_params(self, params: object) -> None:
@@ -34,8 +35,8 @@ class DelegatingCallback(keras.callbacks.Callback):
     def set_model(self, model: object) -> None:
         """Passes the model on to the inner callback if the inner callback gets events.
 
-        A callback that gets no events may not see the model either, because some callbacks write
-        files when they get it (TensorBoard writes the model's graph).
+        A callback that gets no events must not get the model either, because some callbacks write
+        files as soon as they have the model (TensorBoard writes the model's graph).
         """
         super().set_model(model)
         if self._is_heard:
@@ -63,7 +64,7 @@ class ChiefOnly(DelegatingCallback):
         """Wraps a callback.
 
         Args:
-            callback: The callback.
+            callback: The callback to wrap.
         """
         job = current_job()
         super().__init__(callback, heard=job is None or job.is_chief)

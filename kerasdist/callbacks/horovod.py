@@ -1,4 +1,4 @@
-"""The callbacks that users of Horovod know: equal variables, averaged logs, a warm-up."""
+"""Callbacks as in Horovod: they broadcast variables, average logs and warm up the learning rate."""
 
 from __future__ import annotations
 
@@ -66,7 +66,8 @@ class BroadcastGlobalVariables(keras.callbacks.Callback):
 def broadcast(model: Any, variables: Sequence[keras.Variable] | None = None) -> None:
     """Gives all workers the chief's values of `variables`.
 
-    None means all variables of the model and its optimizers. All workers must call this function.
+    If `variables` is None, all variables of the model and its optimizers are sent. All workers must
+    call this function.
     """
     replicas = replicas_of(model)
     if replicas is not None and replicas.job is not None:
@@ -90,9 +91,10 @@ _REDUCTIONS = {
 class MetricsReduction(keras.callbacks.Callback):
     """Reduces the logs of an epoch over the workers, before later callbacks see them.
 
-    The values that `fit` itself reports are already for the global batch on every worker, and stay
-    unchanged. Use this callback for values that a worker's own code adds to the logs: put it after
-    the callback that adds them, and before EarlyStopping, ReduceLROnPlateau or ModelCheckpoint.
+    The values that `fit` itself reports are computed from the global batch. So they are equal on
+    all workers, and stay unchanged. Use this callback for values that a worker's own code adds to
+    the logs: put it after the callback that adds them, and before EarlyStopping, ReduceLROnPlateau
+    or ModelCheckpoint.
 
     Example::
 
@@ -122,7 +124,7 @@ class MetricsReduction(keras.callbacks.Callback):
             )
 
     def on_epoch_end(self, epoch: int, logs: dict[str, object] | None = None) -> None:
-        """Reduces the logs in place. All workers must call this with logs of the same names."""
+        """Reduces the logs in place. All workers must pass logs of the same names."""
         job = current_job()
         if job is None or not logs:
             return

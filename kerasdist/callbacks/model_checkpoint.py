@@ -22,13 +22,14 @@ class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
 
     With ``save="async"`` training stops only while the model's state is copied to the memory of the
     host. A thread then writes the file that ``model.save`` or ``model.save_weights`` would have
-    written at that moment. The thread writes under a temporary name first, so that a file is
-    complete at any time. One file is written at a time: if a save is due while a file is being
-    written, training waits for that file. So there is only one copy of the state. Its memory is
-    kept until `fit` ends.
+    written at that moment. The thread writes under a temporary name first, so that a file
+    with the final name is always complete. One file is written at a time: if a save is due while a
+    file is being written, training waits for that file. So there is never more than one copy of the
+    state. The memory for this copy is kept until `fit` ends.
 
     If the thread fails, for example because the disk is full, `fit` raises the error: after the
-    next batch, at the end of an epoch, in the next save, or at the end of training.
+    next batch, at the end of an epoch, in the next save, or at the end of training, whichever comes
+    first.
     Neither `fit` nor the process ends before the last file is written. If `fit` ends with an error,
     `fit` waits for the file only if the model was made in a strategy's scope. For other models call
     `wait`.
@@ -206,7 +207,7 @@ _SAVES = ("save", "save_weights")
 
 @final
 class SavingModel:
-    """Stands for a model in Keras's ModelCheckpoint; redirects its save methods to a function.
+    """A stand-in for the model in Keras's ModelCheckpoint; its save methods call a function.
 
     Attributes:
         saved: The original model.
@@ -215,8 +216,8 @@ class SavingModel:
     def __init__(self, model: Any, save: Callable[..., None]) -> None:
         """Stores the model, and the function to call instead of the model's save methods.
 
-        The arguments of the function `save` are the save method of the model, and then the
-        arguments of the call.
+        The function `save` is called with the model's own save method, followed by the arguments
+        that Keras has passed.
         """
         self.saved = model
         self._save = save

@@ -57,7 +57,7 @@ _WRITERS = (
 
 
 def prepare(given: dict[str, Any], replicas: ReplicaSet) -> None:
-    """Wraps the callbacks of a call of `fit`; adds a `Meter` if something is to be measured."""
+    """Wraps the callbacks of a call of `fit`; adds a `Meter` for Telemetry or the launcher."""
     callbacks = given["callbacks"]
     own = keras_compat.callbacks_of(callbacks)
     listed = _ordered(own, replicas, given)
@@ -203,7 +203,7 @@ def _replacing(save: Callable[..., None], filepath: Any, *args: object, **kwargs
 
 
 def _aside(save: Callable[..., None], filepath: Any, *args: object, **kwargs: object) -> None:
-    """Saves to a temporary folder, because the chief's save needs collectives of all workers."""
+    """Saves to a folder that is then deleted, to join in the collectives of the chief's save."""
     with tempfile.TemporaryDirectory() as folder:
         _replacing(save, Path(folder, Path(filepath).name), *args, **kwargs)
 

@@ -109,7 +109,7 @@ class Profile(keras.callbacks.Callback):
 
 
 def aligned(events: Iterable[Event], offset: float) -> list[Event]:
-    """Returns events with times in microseconds since 1970 by the chief's clock.
+    """Returns the events, with times converted to the chief's clock: microseconds since 1970.
 
     One of the events is the mark that `Profile` has set. The name of the mark contains the time at
     which it was set, by this worker's clock.
@@ -131,7 +131,7 @@ def aligned(events: Iterable[Event], offset: float) -> list[Event]:
 
 
 def _steps(ends: list[tuple[int, int]], offset: float) -> list[Event]:
-    """Returns the events of the row `STEPS`: one for each step, or each call of several steps."""
+    """Returns the events of the row `STEPS`: one for each step, or for each call of several."""
     row = {"pid": STEPS, "tid": 0}
     events: list[Event] = []
     for (_, begin), (number, end) in itertools.pairwise(ends):
@@ -175,7 +175,10 @@ def offset_of_clock(job: Job | None) -> Offset:
 
 
 def offset_of_stamps(own: list[int], chiefs: list[int]) -> Offset:
-    """Returns the offset, given the times (ns) at which two workers ended each exchange."""
+    """Returns how far this worker's clock is ahead of the chief's.
+
+    The arguments are the times (ns) at which this worker and the chief ended each exchange.
+    """
     differences = sorted((mine - theirs) / 1e3 for mine, theirs in zip(own, chiefs, strict=True))
     quarter = len(differences) // 4
     spread = differences[-1 - quarter] - differences[quarter]

@@ -62,15 +62,15 @@ class Telemetry(keras.callbacks.Callback):
     Each worker writes a file ``telemetry-worker-0.jsonl``, with one line of JSON for each window of
     time and for each epoch. The chief also writes a file for TensorBoard. A line has
 
-    - ``samples_per_s``: examples of global batches per second, over all replicas; null under
+    - ``samples_per_s``: how many examples all replicas together train on per second; null under
       `OneDeviceStrategy` on TensorFlow, unless the data are arrays;
     - ``step_ms``: the median time of a step, and the time below which 95 % of the steps stay;
     - ``share``: the fractions of the time in which the host waited for data, waited in collectives,
       and did the rest (``compute``). The fractions add up to 1. A fraction that is not measured is
       null, and its time counts as ``compute``;
-    - ``mfu``: model FLOP utilization: the operations that the model needs, as a fraction of what
-      the devices can do, from 0 to 1; null on CPUs and other devices that `kerasdist plan` does not
-      know;
+    - ``mfu``: model FLOP utilization: the floating-point operations that the model needs, as a
+      fraction (0 to 1) of those that the devices can do in the same time; null on CPUs and other
+      devices that `kerasdist plan` does not know;
     - ``memory``: the memory of this process, and of the NVIDIA GPUs that it sees;
     - at the end of an epoch, on the chief, ``by_worker``: the time of a step on each worker, and
       ``slowest``: the worker for which the others wait, and how much longer its steps take.
@@ -233,7 +233,7 @@ def flops_of_fit(meter: Meter, model: keras.Model, replicas: ReplicaSet) -> Flop
 def flops_of(model: keras.Model, replicas: ReplicaSet) -> Flops:
     """Returns how many floating-point operations a training step needs for one example.
 
-    The result also has the rate of such operations that all devices together can reach.
+    The result also contains how many such operations all devices together can do per second.
     """
     kind = replicas.device_kind()
     chip = None if kind is None else chip_of(kind)
@@ -297,7 +297,8 @@ class _EventFile:
     """A new event file for TensorBoard, in a folder that is made if it is missing."""
 
     def __init__(self, folder: Path) -> None:
-        # tensorboard's own EventFileWriter would import TensorFlow if TensorFlow is installed.
+        # TensorBoard's own EventFileWriter imports TensorFlow if it is installed. So this class
+        # writes the records without it.
         self._messages: Any = importlib.import_module("tensorboard.compat.proto.event_pb2")
         records: Any = importlib.import_module("tensorboard.summary.writer.record_writer")
         folder.mkdir(parents=True, exist_ok=True)
@@ -370,7 +371,8 @@ class Progress(keras.callbacks.Callback):
                 "mfu": self._flops.utilization(figures),
                 **_times_of_worker(figures),
             }
-        # Reading a step's logs waits for the step, so the logs are read only for a report.
+        # Reading the logs waits until the device has computed the step. So the logs are read only
+        # when a report is made.
         loss = keras_compat.numbers_of(logs or self._meter.logs).get("loss")
         if loss is not None:
             self._report_of_fit["loss"] = loss

@@ -85,8 +85,8 @@ class Vote(Callback):
     def on_epoch_end(self, epoch: int, logs: dict[str, object] | None = None) -> None:
         """Votes. All workers must call this method."""
         wants = keras_compat.model_of(self).stop_training or self._wanted_to_stop
-        # A worker may have asked for a vote. This call answers its request; the answer is not used,
-        # because all workers vote here in any case.
+        # A worker may have asked for a vote after a batch. This call of `meets_here` answers the
+        # request; its result is not used, because all workers vote here in any case.
         self._job.meets_here(wants=False)
         stops, *_ = self._vote(f"end of epoch {epoch + 1}", [wants], epoch + 1, 0)
         keras_compat.model_of(self).stop_training = any(stops)
@@ -112,7 +112,7 @@ class Vote(Callback):
             self._wanted_to_stop = any(now)
 
     def _meets(self, label: str, *, wants: bool = False) -> bool:
-        """Returns whether all workers exchange votes here, because one of them has asked for it.
+        """Returns whether all workers vote here, because one of them has asked for a vote.
 
         A worker asks if it `wants` to vote, or if the set of its trainable variables has changed.
         If this set has changed but the workers do not vote here, the method raises an error,
@@ -136,8 +136,8 @@ class Vote(Callback):
     ) -> list[tuple[bool, ...]]:
         """Returns, for each item of `own`, the values of all workers.
 
-        If a worker is preempted, all workers save a backup and end the script instead. All workers
-        must call this method.
+        If a worker is preempted, this method does not return: all workers save a backup and end the
+        script. All workers must call this method.
         """
         asked = [backup.asked_to_leave for backup in self._backups]
         everyone = list(zip(*self._gather(label, [*own, *asked]), strict=True))
@@ -190,7 +190,7 @@ class InSync(Callback):
         self._shuffles = shuffles
 
     def on_train_begin(self, logs: dict[str, object] | None = None) -> None:
-        """Starts a new record of the shapes of batches, which is sent to the chief regularly."""
+        """Starts a new record of the batches' shapes, which heartbeats carry to the chief."""
         self._replicas.first_batches.history.clear()
         self._job.report_batches(self._replicas.first_batches.history.report)
 

@@ -59,9 +59,9 @@ class Comparison:
         found: All differences between the two steps.
         beyond_rounding: The differences that rounding does not explain, in the order of a step: the
             loss and the metrics, the gradients, the variables.
-        draws_differ: Why random draws could not be made equal; None if they could.
-        keeps_state: Whether the step on one device gives another result when it is repeated,
-            although it draws no random numbers, because code keeps state in Python.
+        draws_differ: Why the two steps could not get equal random numbers; None if they got them.
+        keeps_state: Whether a repetition of the step on one device gives another result, although
+            the step draws no random numbers. The reason is code that keeps state in Python.
     """
 
     examples: int
@@ -108,7 +108,8 @@ class _Steps:
         hidden = set(map(id, [*seeds, *metrics]))
         seen = [one for one in model.variables if id(one) not in hidden]
         with keras_compat.in_trial(trial):  # the step uses copies of the variables
-            # All workers read all variables in one order, because a read may gather shards.
+            # All workers read all variables in the same order, because a read may be a collective
+            # that gathers shards.
             keras_compat.stored_values([*model.variables, *seeds, *metrics, *_slots_of(model)])
             if change:
                 trial.change(change)
@@ -147,7 +148,10 @@ class _Steps:
             scale.assign(keras_compat.ops.minimum(scale, _LARGEST_SCALE))
 
     def compare_replicas(self, job: Job | None) -> tuple[Differences, list[Difference]]:
-        """Runs the step on the replicas; returns all differences, and those beyond rounding."""
+        """Runs the step on the replicas and compares it with the step on one device.
+
+        Returns all differences, and a list of those that are larger than rounding.
+        """
         with all_do(job, "the first step under the strategy", ReplicaError):
             received = self.take_step(alone=False)
             found = differences(self.expected, received, self.precision)
@@ -157,7 +161,7 @@ class _Steps:
     def _of_outputs(self, replicated: Mapping[int | None, Sequence[Any]]) -> list[Difference]:
         """Returns the largest difference of outputs between this process's replicas and one device.
 
-        The result is a list, which is empty if there are no outputs to compare.
+        The result is a list with one difference, or an empty list if there is nothing to compare.
         """
         found, batch, alone = [], self.batch, self.expected.outputs.get(None, ())
         for key, outputs in replicated.items():
@@ -177,8 +181,8 @@ class _Steps:
 
         If the step draws random numbers, the method returns False. Otherwise, another result means
         that the step keeps state in Python. The replicas of a process share this state, which
-        explains why they differ from one device. In a job this method is not called, because
-        workers with one replica each share no such state.
+        explains why their results differ from those of one device. In a job this method is not
+        called, because workers with one replica each share no such state.
         """
         if may_draw(self.model):
             return False
@@ -211,7 +215,7 @@ def _slots_of(model: Any) -> Sequence[Any]:
 
 
 def bytes_of_copies(model: keras.Model) -> int:
-    """Returns the bytes of a step's copies of the state and gradients on a device."""
+    """Returns how many bytes a step's copies of the state, and its gradients, take on a device."""
     copied = [*model.variables, *model.trainable_variables, *_slots_of(model)]
     return sum(map(keras_compat.nbytes, copied))
 
@@ -289,8 +293,9 @@ def _first_finding(everyone: list[list[Any]]) -> list[Any]:
 def seeds_kept(model: Any) -> Iterator[None]:
     """In this context, random draws without a seed are equal on all workers of a job.
 
-    They use a new global seed generator of Keras, which starts from `_SEED`. After the context, the
-    thread has its former generator again. Without a job, the thread keeps its generator, if any.
+    In a job, these draws use a new global seed generator of Keras, which starts from `_SEED`.
+    Without a job, the context makes a new generator only if the thread has none. After the context,
+    the thread has its former generator again.
     """
     seeds = keras_compat.global_seed_generator()
     replicas = require_trainer(model).replicas
@@ -325,8 +330,8 @@ class RecordedDraws(Draws):
             None if all draws were repeated.
         may_be_stacked: Whether an axis of a recorded draw has several entries for each row of the
             batch, so that it is unclear which entries belong to a row.
-        are_stacked: Whether such an axis is read as several batches, one after the other. If not,
-            the entries of a row are taken to be neighbours.
+        are_stacked: Whether the entries of such an axis are taken to be several batches, one after
+            the other. Otherwise the entries of each row are taken to be neighbours.
     """
 
     def __init__(self, sizes: Sequence[int]) -> None:
@@ -354,7 +359,7 @@ class RecordedDraws(Draws):
     def draw(self, name: str, draw: Callable[[], Any], given: Any) -> Any:
         """Returns the result of the random function `name`, or a recorded result in its place.
 
-        Dropout and shuffling are not done: for them the method returns their input, `given`.
+        The functions for dropout and shuffling are not run: their input, `given`, is returned.
         """
         if name in _LEFT_OUT:
             return given

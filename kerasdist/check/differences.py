@@ -1,4 +1,4 @@
-"""Measures how results of replicas differ from one device's, and whether rounding explains that."""
+"""Measures how the replicas' results differ from one device's, and whether by rounding alone."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ import numpy as np
 # several percent, rarely less than a thousandth. The tolerance of float64 is large, because metrics
 # and sample weights may be float32 even if the model is float64.
 _TOLERANCES = {"float64": 1e-5, "float32": 1e-3, "float16": 2e-2, "bfloat16": 1e-1}
-# The smallest relative difference between two numbers of each type.
+# For each type: the relative distance between neighbouring numbers.
 _EPSILONS = {"float64": 2e-16, "float32": 1.2e-7, "float16": 1e-3, "bfloat16": 8e-3}
 # The difference of a gradient is divided by the norm of that gradient, and the difference of a
 # variable's change by the norm of that change. The divisor is at least this fraction of the norm of
 # the largest gradient or change in the step.
 _LEAST_PART = 1e-2
-# A difference is more than rounding if it is `_TIMES_ROUNDING` times as large as the effect of
-# rounding, which is measured on one device: all variables are changed by a few rounding errors.
-# If the compared steps draw different random numbers, a difference must be `_TIMES_DRAWS` times as
-# large as the effect of other random numbers, which is larger than the effect of rounding.
+# A difference counts only if it is `_TIMES_ROUNDING` times as large as the effect of rounding. To
+# measure this effect, the step is repeated on one device, with weights that are changed by a few
+# rounding errors. If the compared steps draw different random numbers, the repetitions also draw
+# new ones. Their effect is larger, so a difference need only be `_TIMES_DRAWS` times as large.
 _TIMES_ROUNDING = 30.0
 _TIMES_DRAWS = 10.0
 
@@ -36,7 +36,7 @@ class Difference:
             output of the model, as in ``output 0``.
         expected: The value on one device: a number; for an array, the element that differs most.
         received: The value under the strategy, for the same number or element.
-        absolute: The largest absolute difference.
+        absolute: The absolute difference; for an array, that of the element that differs most.
         relative: The difference relative to the size of the quantity; for an array, the norm of the
             difference divided by the norm of the array.
         tolerance: The largest `relative` that rounding can cause.
@@ -67,9 +67,9 @@ class StepResult:
 
     Attributes:
         logs: The logs that the step reported, by name.
-        gradients: The gradients that the optimizers got, by path of the variable. If optimizers are
-            called several times, the number of the call comes before the path, except for the
-            first call.
+        gradients: The gradients that the optimizers got, by path of the variable. If a step calls
+            optimizers several times, the keys of the second and later calls have the number of the
+            call before the path.
         weights: The changes of trainable variables, by path.
         statistics: The changes of other variables, by path.
         sizes: The norms of all variables before the step, by path.
@@ -91,7 +91,7 @@ class Precision:
 
     Attributes:
         tolerance: The largest relative difference that counts as rounding.
-        epsilon: The relative distance of neighbouring numbers of the type.
+        epsilon: The relative distance of neighbouring numbers of the coarsest type in the model.
         tolerance_of_gradients: The largest relative difference of gradients that counts as
             rounding.
     """
@@ -172,7 +172,7 @@ def _without_rounded(
         if change is None or known is None:
             continue
         if other is None or not gradient.shape == other.shape == change.shape == known.shape:
-            weights[path] = known  # the gradients' own comparison shows the difference
+            weights[path] = known  # the comparison of the gradients shows the difference
             continue
         with np.errstate(all="ignore"):
             same = np.abs(gradient - other) <= tolerance * np.abs(gradient)
@@ -226,7 +226,7 @@ def difference(
 
 
 def worst(found: Iterable[Difference]) -> Difference | None:
-    """Returns the largest of some differences, None if there is none."""
+    """Returns the difference with the largest `relative`, None if `found` is empty."""
     return max(found, key=lambda one: one.relative, default=None)
 
 

@@ -139,7 +139,7 @@ class FirstBatchCheck:
         return False
 
     def _message_about(self, batch: object, size: int, which: str) -> str | None:
-        """Compares a step; returns a message about differences, None if there is none."""
+        """Compares a step and returns a message about the differences, None if there are none."""
         model = self._model
         comparison = compare(model, batch, outputs=False, spares=True)
         found, taken = comparison.beyond_rounding, comparison.examples

@@ -62,8 +62,8 @@ def find(trainer: TrainerLike, examples: int, rows: int, attempt: Callable[[], o
             with all_do(job, 'the trial step of set_most_examples_at_once("auto")', ReplicaError):
                 own = _error_of(attempt)
                 is_lacking = own is not None and is_lack(own)
-                # If a trial step with all rows at once fails, but not for lack of memory, no error
-                # is raised here, because the training step itself will raise the same error.
+                # If a trial step with all rows at once fails for another reason than lack of
+                # memory, no error is raised here: the training step itself will raise the error.
                 raises = (most or rows) == 1 if is_lacking else most is not None
                 if own is not None and raises:
                     raise own from lack
@@ -84,7 +84,10 @@ def find(trainer: TrainerLike, examples: int, rows: int, attempt: Callable[[], o
 
 
 def _error_of(attempt: Callable[[], object]) -> Exception | None:
-    """Calls `attempt`; returns the error, with advice if memory was lacking, or None."""
+    """Calls `attempt` and returns the error that it raises, or None.
+
+    If the error says that memory is lacking, a note with advice is added to it.
+    """
     try:
         attempt()
     except Exception as error:  # noqa: BLE001 (raised when all workers know of it)

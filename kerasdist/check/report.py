@@ -1,4 +1,4 @@
-"""Compares a training step with one device when the user asks, and reports the differences."""
+"""`compare_with_one_device`: compares a training step with one device, and reports differences."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class OneDeviceComparison:
 
     Attributes:
         examples: How many examples the batch has.
-        strategy: The strategy of the model.
+        strategy: The model's strategy, as text.
         loss: The difference of the loss that the step reported; None if it reported no loss.
         outputs: The largest difference of the model's outputs; None if the step does not call the
             model. In a job, the outputs are those of one worker's replicas.
@@ -48,9 +48,9 @@ class OneDeviceComparison:
         more_than_rounding: All quantities that differ by more than rounding can explain, in the
             order of a step: loss, metrics, gradients, variables.
         where: The user code that may mix examples; empty if nothing differs.
-        draws_differ: Why random draws could not be made equal; None if they are equal. If they are
-            not equal, a difference counts only if it is far larger than the differences between
-            repetitions of the step on one device.
+        draws_differ: Why the two steps could not get equal random numbers; None if they got them.
+            Without equal random numbers, a difference counts only if it is far larger than the
+            differences between repetitions of the step on one device.
     """
 
     examples: int
@@ -119,9 +119,9 @@ def compare_with_one_device(
 
     Both steps run on copies of the model's state, get the same batch, and draw the same random
     numbers. On TensorFlow, and with PyTorch on GPUs, both steps run without dropout. The model, the
-    optimizer and the metrics are not changed, and other threads may use them meanwhile. `fit` makes
-    the same comparison with its first batch if your code could mix examples, and warns if the steps
-    differ.
+    optimizer and the metrics are not changed, and other threads may use them during the comparison.
+    `fit` makes the same comparison with its first batch if your code could mix examples, and warns
+    if the steps differ.
 
     Random numbers are equal in both steps if code draws them by ``keras.random``, or on PyTorch by
     any function of torch. Random numbers of ``tf.random``, NumPy and Python differ. Then a

@@ -39,7 +39,7 @@ def table(title: str, headings: Sequence[str], left: int = 0) -> Table:
 
 @contextlib.contextmanager
 def figure(path: Path, title: str, counts: Sequence[int], x: str, y: str) -> Generator[Any]:
-    """Yields the axes of a plot against the number of devices; then saves the plot to `path`."""
+    """Yields the axes of a plot over the number of devices; after the block, saves the plot."""
     from matplotlib.figure import Figure
 
     drawn: Any = Figure(figsize=(6.4, 4.0), layout="constrained")

@@ -27,7 +27,7 @@ class PlainCommand(TyperCommand):
         return _TYPE.sub(lambda found: " " * len(found[0]), text)
 
     def get_usage(self, ctx: Any) -> str:
-        """Returns the line of usage, which errors also show."""
+        """Returns the usage line, which ``--help`` and error messages show."""
         return _BRACES.sub(r"\1", super().get_usage(ctx))
 
 

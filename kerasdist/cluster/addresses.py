@@ -1,4 +1,4 @@
-"""Lists of hosts, addresses, and the choice of kerasdist's own port.
+"""Reads lists of hosts and addresses, and chooses the port of kerasdist's coordinator.
 
 Workers find each other at the *coordinator*: a port of kerasdist's own on the machine of rank 0. If
 the environment names a port, another program listens there: torchrun's agent at ``MASTER_PORT``,
@@ -30,17 +30,20 @@ _FIRST, _END = 1024, 65_536
 
 
 def beside(port: int) -> int:
-    """Returns kerasdist's port if another program has `port`: 1000 more; 1024 follows 65535."""
+    """Returns kerasdist's port if another program has `port`.
+
+    The result is `port` plus 1000. Sums above 65535 continue from 1024 on.
+    """
     return _FIRST + (port + DISTANCE - _FIRST) % (_END - _FIRST)
 
 
 def of_job(job: int, step: int = 0) -> int:
     """Returns a port from 20000 to 32767 for a job with the number `job`.
 
-    Slurm's jobs have steps, and each step gets another port.
+    A job of Slurm may have several steps, and each step gets a different port.
     """
-    # The next port belongs to the next job, so the ports of one job's steps are far apart.
-    # The factor 7919 is prime, so it has no factor in common with the number of ports.
+    # The ports of consecutive jobs are consecutive, so the ports of one job's steps are far apart.
+    # 7919 and the number of ports have no factor in common, so the steps have different ports.
     return _FIRST_OF_JOBS + (job + 7919 * step) % (_END_OF_JOBS - _FIRST_OF_JOBS)
 
 
@@ -66,7 +69,7 @@ def split(address: str, name: str) -> tuple[str, int]:
 
 
 def coordinator_of(addresses: Sequence[str], name: str) -> str:
-    """Returns the coordinator's address: the first host, with a port that no address has."""
+    """Returns the coordinator's address: the first host, with a port that is not in `addresses`."""
     (host, port), *others = [split(address, name) for address in addresses]
     taken = {taken for _, taken in others}
     port = beside(port)

@@ -21,7 +21,8 @@ DEFAULT_HOST = "metadata.google.internal"
 _PATH = "computeMetadata/v1/instance/attributes"
 _SECONDS, _TRIES, _PAUSE = 5.0, 3, 0.5
 
-# The attributes of a TPU VM that describe its slice, and the variable that forbids their use.
+# Attributes in a TPU VM's metadata, which describe its slice. They are not read if the environment
+# variable `_NO_METADATA` is set.
 _ATTRIBUTES = ("agent-worker-number", "worker-network-endpoints", "tpu-env")
 _NO_METADATA = "TPU_SKIP_MDS_QUERY"
 
@@ -80,7 +81,7 @@ def _host_of(endpoint: str) -> str:
 
 
 def _settings_of(lines: str) -> Iterator[tuple[str, str]]:
-    """Yields the settings in the attribute ``tpu-env``, whose lines are like ``NAME: 'value'``."""
+    """Yields the cluster's settings in the attribute ``tpu-env``, from lines ``NAME: 'value'``."""
     for line in lines.splitlines():
         name, colon, value = line.partition(":")
         if colon and name.strip() in SOURCE.others:
@@ -109,7 +110,7 @@ def read_attribute(host: str, name: str) -> str | None:
     import http.client  # slow to import, and needed only on TPU hosts
 
     for left in reversed(range(_TRIES)):
-        # `HTTPConnection` rightly ignores proxies: the server is on this machine.
+        # `HTTPConnection` uses no proxy. That is right, because the server is on this machine.
         connection = http.client.HTTPConnection(host, timeout=_SECONDS)
         try:
             connection.request("GET", f"/{_PATH}/{name}", headers={"Metadata-Flavor": "Google"})

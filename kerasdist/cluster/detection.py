@@ -18,7 +18,7 @@ from kerasdist.core.earlier_names import refuse_arguments
 from kerasdist.errors import ClusterError, KerasdistError
 
 Answer = Membership | Absent | KerasdistError
-"""What a source says: this process's place in a job, why it describes no job, or an error."""
+"""A source's answer: this process's place in a job, or why there is no job, or an error."""
 
 
 def findings(environ: Mapping[str, str] | None = None) -> dict[Source, Answer]:
@@ -36,8 +36,8 @@ def choose(found: Mapping[Source, Answer]) -> Source | None:
     """Returns the source whose description is used; None if no source describes a cluster."""
     told = [(source, answer) for source, answer in found.items() if not isinstance(answer, Absent)]
     of_process = [answer for source, answer in told if not source.is_of_place]
-    # If a launcher runs inside of a task or pod, the launcher's description of the workers is used.
-    # A description of the task or pod that differs from it is left out.
+    # A launcher inside of a task or pod describes its own workers. If the description of the task
+    # or pod differs from the launcher's description, only the launcher's is used.
     trusted = [
         (source, answer)
         for source, answer in told
@@ -101,7 +101,7 @@ def _described(source: Source, answer: Membership | KerasdistError) -> str:
 
 @final
 class TPUClusterResolver(ClusterResolver):
-    """The hosts of the TPU on which this process runs; without a cluster, only this machine.
+    """The cluster of the hosts of this process's TPU; this machine alone if `detect` finds none.
 
     Example::
 
@@ -118,7 +118,7 @@ class TPUClusterResolver(ClusterResolver):
 
     Raises:
         UnsupportedError: If the arguments name a TPU elsewhere.
-        ClusterError: If the environment contradicts itself.
+        ClusterError: If two sources contradict each other, or a source's variables are wrong.
     """
 
     def __init__(self, tpu: str | None = None, **given: Any) -> None:
@@ -129,7 +129,7 @@ class TPUClusterResolver(ClusterResolver):
 
     @classmethod
     def connect(cls, tpu: str | None = None, **given: Any) -> TPUClusterResolver:
-        """Returns a resolver; a strategy connects to the other hosts when the strategy is made.
+        """Returns a resolver, and connects to no host: a strategy connects when it is made.
 
         Args:
             tpu: The same as for the class.

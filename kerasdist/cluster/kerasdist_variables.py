@@ -11,13 +11,13 @@ from kerasdist.cluster.spec import ClusterSpec, place_of
 from kerasdist.errors import ClusterError
 
 WORKERS = "KERASDIST_WORKERS"
-"""The number of workers, or a list, with commas, of their hosts or of their ``host:port``."""
+"""The number of workers; or the hosts, or ``host:port``, of all workers, with commas between."""
 
 RANK = "KERASDIST_RANK"
 """The rank of this process among the workers, from 0."""
 
 COORDINATOR = addresses.COORDINATOR_VARIABLE
-"""``host:port`` on the machine of rank 0. Optional if hosts are given."""
+"""``host:port`` on the machine of rank 0. Optional if `WORKERS` lists hosts."""
 
 LOCAL_RANK = "KERASDIST_LOCAL_RANK"
 """The rank of this process among the workers of this machine, from 0. Optional."""
@@ -98,7 +98,7 @@ def refuse_half_a_cluster(environ: Mapping[str, str] | None) -> None:
 
 
 def refuse_another_number(environ: Mapping[str, str] | None, count: int, source: str) -> None:
-    """Refuses a number in ``KERASDIST_WORKERS`` that the chosen source contradicts."""
+    """Raises an error if ``KERASDIST_WORKERS`` contradicts the number that the source has given."""
     variables = Variables(environ, SOURCE.name)
     if variables.has(WORKERS) and (own := workers(variables.text(WORKERS))[0]) != count:
         raise ClusterError(

@@ -39,7 +39,7 @@ class ClusterResolver(ABC):
 
     @property
     def task_id(self) -> int:
-        """The number of this task within its type."""
+        """The number of this process among the tasks of its type."""
         return self.membership().task_id
 
     @property
@@ -155,7 +155,7 @@ class SimpleClusterResolver(ClusterResolver):
     Args:
         cluster_spec: The addresses by task type, as a `ClusterSpec` or a mapping.
         task_type: The type of this process.
-        task_id: The number of this process within its type.
+        task_id: The number of this process among the tasks of its type.
         coordinator: ``host:port`` on the machine of rank 0, for kerasdist itself. None means
             ``KERASDIST_COORDINATOR``, if this variable is set, and otherwise rank 0's own address
             with a port that is larger by 1000.

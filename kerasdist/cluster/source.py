@@ -26,7 +26,7 @@ class Membership:
 
     Attributes:
         task_type: ``"chief"`` or ``"worker"``, with the meaning of ``TF_CONFIG``.
-        task_id: The number of the process within its type.
+        task_id: The number of the process among the tasks of its type.
         rank: The number of the process within the job, from 0: the chief first, then the workers.
         num_workers: How many workers the job has, including the chief.
         addresses: ``host:port`` of every rank; empty if the environment does not contain them.
@@ -90,7 +90,9 @@ class Absent:
 
 @final
 class Variables:
-    """The environment variables, with methods to read them; errors name the source that reads.
+    """The environment variables, with methods by which a source reads them.
+
+    If a variable is missing or wrong, the error names the source.
 
     Attributes:
         all: All environment variables, not only those of the source.
@@ -133,7 +135,11 @@ class Variables:
         return next((self.integer(name) for name in names if self.has(name)), None)
 
     def local(self, rank: Sequence[str], workers: Sequence[str]) -> tuple[int | None, int | None]:
-        """Returns the local rank and the number of local workers, from variables of these names."""
+        """Returns the local rank and the number of local workers.
+
+        Each of them is read from the first variable that is set, of those that `rank` and `workers`
+        name.
+        """
         return self.optional_integer(*rank), self.optional_integer(*workers)
 
     def coordinator(self, otherwise: str | None) -> str | None:
@@ -220,7 +226,7 @@ class Source:
         """Returns this process's place in the job.
 
         Raises:
-            ClusterError: If the source describes no cluster, or no machine of rank 0.
+            ClusterError: If the source describes no cluster, or does not name rank 0's machine.
         """
         answer = self.ask(environ)
         if isinstance(answer, Absent):

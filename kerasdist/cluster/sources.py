@@ -27,7 +27,7 @@ _EXAMPLE = (
 def _read_tf_config(variables: Variables) -> Membership | Absent:
     """Reads ``TF_CONFIG``.
 
-    TensorFlow listens at the addresses in it, so kerasdist's coordinator has another port.
+    TensorFlow listens at the addresses of ``TF_CONFIG``, so the coordinator has another port.
     """
     config = _require_mapping(_parse(variables.text(_TF_CONFIG)), _TF_CONFIG)
     cluster = _require_mapping(config.get("cluster") or {}, "cluster")
@@ -173,7 +173,7 @@ def _count_tasks_of_node(variables: Variables) -> int | None:
 
 
 def _port_of(job: str | None) -> int:
-    """Returns a port, the same for all ranks of a job; most other jobs get other ports."""
+    """Returns a port that is the same on all ranks of a job, and differs between most jobs."""
     return addresses.DEFAULT_PORT if job is None else addresses.of_job(zlib.crc32(job.encode()))
 
 
@@ -182,7 +182,7 @@ _URI = "OMPI_MCA_orte_hnp_uri"  # Open MPI 4: <job>.0;tcp://<addresses of mpirun
 
 
 def _read_open_mpi(variables: Variables) -> Membership | Absent:
-    """Reads the variables of Open MPI's ``mpirun``, which starts any program, MPI or not.
+    """Reads the variables that Open MPI's ``mpirun`` sets, also for programs without MPI.
 
     Rank 0 is assumed to be on the machine of ``mpirun``. This assumption is right unless a list of
     hosts leaves out that machine.
@@ -212,7 +212,8 @@ _PMI_JOB = ("I_MPI_HYDRA_UUID", "PALS_APID", "PMI_JOBID")
 def _read_pmi(variables: Variables) -> Membership | Absent:
     """Reads the variables that ``mpirun`` of MPICH, Intel MPI, MVAPICH or Cray sets (PMI).
 
-    The variables do not name the machine of rank 0, which matters only with several machines.
+    The variables do not name the machine of rank 0. In a job of several machines, the user must
+    name it by ``KERASDIST_COORDINATOR``.
     """
     rank, count = variables.integer("PMI_RANK"), variables.integer("PMI_SIZE")
     local = variables.local(_PMI_LOCAL_RANK, _PMI_LOCAL_WORKERS)

@@ -22,7 +22,7 @@ VARIABLE = "KERAS_BACKEND"
 """The environment variable that chooses the backend."""
 
 KNOWN = ("tensorflow", "jax", "torch")
-"""The backends that kerasdist supports; also the names of their packages."""
+"""The backends that kerasdist supports. Each backend's Python package has the same name."""
 
 TESTED = {
     "keras": ("3.12.0", "3.15.1"),
@@ -30,7 +30,10 @@ TESTED = {
     "jax": ("0.8.2", "0.10.2", "0.12.0.1"),
     "torch": ("2.9.0", "2.13.0", "2.14.1", "2.15.0"),
 }
-"""The releases that pass kerasdist's tests, as in docs/versions.md but without nightly builds."""
+"""The releases that pass kerasdist's tests.
+
+docs/versions.md lists the same releases, and nightly builds too.
+"""
 
 WANT_PROCESS_A_DEVICE = ("torch",)
 """The backends on which one process for each GPU is faster than one process for all GPUs."""
@@ -41,7 +44,7 @@ _DISTRIBUTIONS = {
     "keras": ("keras", "keras-nightly"),
     "tensorflow": ("tensorflow", "tensorflow-cpu", "tf-nightly"),
 }
-"""The names under which PyPI has a package, for packages that have several names."""
+"""For each package that PyPI offers under several names: these names."""
 
 
 @final
@@ -109,7 +112,10 @@ def is_installed(package: str) -> bool:
 
 
 def untested(backend: str) -> list[str]:
-    """Returns which of Keras and the framework have untested versions, such as ``keras 3.11.0``."""
+    """Returns the name and version of Keras, and of the framework, if that version is untested.
+
+    Each entry is a text such as ``keras 3.11.0``. The list is empty if both versions are tested.
+    """
     found = {name: framework_version(name) for name in ("keras", backend)}
     return [
         f"{name} {version}"
@@ -147,7 +153,7 @@ def folder_of(distribution: Distribution) -> Path:
 
 @functools.cache
 def floors() -> dict[str, str]:
-    """Returns the lowest versions of Keras and the frameworks that kerasdist's package requires.
+    """Returns the lowest version of Keras, and of each framework, that kerasdist's package allows.
 
     Returns an empty dict if kerasdist runs from a checkout that is not installed.
     """
@@ -163,7 +169,7 @@ def floors() -> dict[str, str]:
 
 
 def too_old(package: str) -> str | None:
-    """Returns why an installed package is too old, and what to do; None if it is new enough."""
+    """Returns why an installed package is too old, and what to do; None if it is not too old."""
     from packaging.version import InvalidVersion, Version
 
     floor, version = floors().get(package), framework_version(package)
@@ -173,7 +179,7 @@ def too_old(package: str) -> str | None:
         # Builds in NVIDIA's containers have versions such as 2.9.0a0, which count as 2.9.0.
         if Version(Version(version).base_version) >= Version(floor):
             return None
-    except InvalidVersion:  # the version of a user's own build
+    except InvalidVersion:  # a user's own build may have any text as its version
         return None
     return (
         f"Expected {package}>={floor}, the lowest version that kerasdist works with. Received: "
@@ -191,8 +197,8 @@ def require_supported() -> None:
 def install_command(package: str, versions: str = "") -> str:
     """Returns the command that installs a package, with a specifier of versions such as ``>=3.12``.
 
-    The command first uninstalls a nightly build, because pip would leave the nightly's files beside
-    the files of the release.
+    If a nightly build is installed, the command first uninstalls it, because pip would leave the
+    nightly's files beside the files of the release.
     """
     here = [*distributions(package)] or [package]
     if any("nightly" in name for name in here):

@@ -115,8 +115,9 @@ class Current(threading.local):
             it enters them again by `renew`.
         draws_for_all: Whether a replica draws random numbers for all rows of the global batch, as
             after `kerasdist.config.set_draws("global")`.
-        issued_for: A text that names the code of another thread for which this thread issues a
-            collective; "" at all other times. The record of collectives shows this text.
+        issued_for: While this thread issues a collective in place of another thread, a text that
+            names the other thread's code; "" at all other times. The record of collectives shows
+            this text.
         set_scope: The scope that `kerasdist.experimental_set_strategy` has opened, or None.
     """
 
@@ -151,7 +152,7 @@ def default_strategy() -> StrategyLike:
 
 @contextmanager
 def strategy_scope(strategy: StrategyLike) -> Generator[None]:
-    """Puts `strategy` in force in this thread, inside of the block."""
+    """Makes `strategy` the strategy in force in this thread until the block ends."""
     inside = current.replica
     if inside is not None:
         raise ScopeError(
@@ -234,7 +235,10 @@ def replaced_entries(
 
 @contextmanager
 def placements_left() -> Generator[None]:
-    """Leaves all contexts in `current.placements`, and enters them again after the block."""
+    """Leaves the contexts that place new variables on certain devices, while the block runs.
+
+    These are the contexts in `current.placements`. They are entered again after the block.
+    """
     placements, current.placements = current.placements, []
     for one in reversed(placements):
         one.leave()
@@ -247,7 +251,10 @@ def placements_left() -> Generator[None]:
 
 
 def enclosing_replica() -> ReplicaLike | None:
-    """Returns the replica whose code has called this code, directly or by `merge_call`, or None."""
+    """Returns the replica whose code runs, or has called the running code by `merge_call`.
+
+    Returns None if the running code is not called by any replica.
+    """
     for context in reversed(current.replicas):
         if context is not None:
             return context
@@ -280,7 +287,11 @@ def replica_context_in_force() -> ReplicaLike | None:
 
 
 def require_cross_replica(call: str, instead: str) -> None:
-    """Raises a `ScopeError` if `call` is made in the code of one of several replicas."""
+    """Raises a `ScopeError` if the running code belongs to one of several replicas.
+
+    The error message names `call`, a method that such code must not call, and `instead`, the code
+    to write in its place.
+    """
     inside = current.replicas[-1] if current.replicas else None
     if inside is not None and inside.num_replicas_in_sync > 1:
         raise ScopeError(

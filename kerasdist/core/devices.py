@@ -90,7 +90,7 @@ GPU_BUILDS = {
     "jax": "jax for CUDA (pip install 'jax[cuda12]')",
     "torch": "torch for CUDA (see https://pytorch.org/get-started/locally)",
 }
-"""Instructions to install each backend for GPUs."""
+"""For each backend: what to install so that it can use GPUs, for error messages."""
 
 
 def check_available(

@@ -2,7 +2,7 @@
 
 `RENAMED` has the names that kerasdist spells differently, `ADVICE` the names that it lacks, and
 `ARGUMENTS` the arguments that it lacks. A renamed attribute is found under its earlier name. For
-any other earlier name, `hasattr` is False, and the error says what to write instead.
+any other earlier name, `hasattr` returns False, and the AttributeError says what to write instead.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ RENAMED: Mapping[str, Mapping[str, str]] = {
     },
 }
 
-# Names without a new name: what to write instead, by module or class.
+# For each name that kerasdist lacks: what to write instead, by module or class.
 ADVICE: Mapping[str, Mapping[str, str]] = {
     "kerasdist": {
         "AllReduceCrossDeviceOps AllReduceCrossTowerOps CrossDeviceOps CrossTowerOps "
@@ -159,8 +159,8 @@ ADVICE: Mapping[str, Mapping[str, str]] = {
     },
 }
 
-# Arguments that kerasdist lacks, by class or function, and what to write instead. With the values
-# None, False, 0 and "" they ask for nothing, and are accepted.
+# For each argument that kerasdist lacks: what to write instead, by class or function. Such an
+# argument is accepted if its value is None, False, 0 or "", because then it asks for nothing.
 ARGUMENTS: Mapping[str, Mapping[str, str]] = {
     "a strategy": {
         "cross_device_ops cross_tower_ops": _COLLECTIVES,
@@ -212,7 +212,7 @@ def resolve(of: str, owner: object, name: str) -> Any:
     """Returns what an earlier name stands for, or raises an AttributeError that says what to write.
 
     Args:
-        of: The module or class, as the tables spell it.
+        of: The module or class, by its key in the tables, such as ``"Strategy"``.
         owner: The object in which the new name is looked up.
         name: The earlier name.
     """
@@ -239,7 +239,7 @@ class EarlierNames:
 
 
 def look_up(name: str, table: Mapping[str, Mapping[str, str]], of: str) -> str | None:
-    """Returns the entry of a name in a table, None if the table has no such name."""
+    """Returns the table's entry for `name` in the module or class `of`, None if there is none."""
     known = table.get(of, {})
     return next((known[names] for names in known if name in names.split()), None)
 
@@ -248,7 +248,7 @@ def refuse_arguments(of: str, given: Mapping[str, Any]) -> None:
     """Refuses arguments of `tf.distribute` that a class or function of kerasdist does not have.
 
     Args:
-        of: The class or function, as the table spells it.
+        of: The class or function, by its key in `ARGUMENTS`.
         given: The arguments by name.
 
     Raises:

@@ -1,8 +1,9 @@
 """Finds the GPUs that this process may use, without starting a framework.
 
-NVIDIA's GPUs are found by NVML, which also works under WSL2 and shows only the GPUs that a
-container or a scheduler's cgroup leaves to the process. AMD's GPUs are found by the files of
-Linux's driver. Environment variables such as ``CUDA_VISIBLE_DEVICES`` hide some of these GPUs.
+NVIDIA's GPUs are found by NVML, which also works under WSL2. NVML shows only the GPUs that the
+process's container, or the scheduler's cgroup, allows the process to use. AMD's GPUs are found in
+the files of Linux's driver. Environment variables such as ``CUDA_VISIBLE_DEVICES`` may hide some of
+these GPUs.
 """
 
 from __future__ import annotations
@@ -50,7 +51,9 @@ class Gpu:
 
 
 def visible(environ: Mapping[str, str] = os.environ, root: Path = Path("/")) -> tuple[Gpu, ...]:
-    """Returns the GPUs that a process with these environment variables sees; none without a driver.
+    """Returns the GPUs that a process with these environment variables sees.
+
+    Returns an empty tuple if the machine has no driver for GPUs.
 
     The GPUs come in the order in which CUDA or ROCm numbers them for the process. The order may be
     wrong if a machine has GPUs of several models and ``CUDA_DEVICE_ORDER`` is not ``PCI_BUS_ID``,
@@ -75,8 +78,8 @@ class Usage:
     """How much of a GPU all processes together use.
 
     Attributes:
-        used: The bytes of its memory that are in use.
-        total: The bytes of its memory.
+        used: The bytes of the GPU's memory that are in use.
+        total: The size of the GPU's memory in bytes.
         busy: The GPU's utilization, from 0 to 1; None if the driver reports none, as for a MIG
             device.
     """
@@ -88,7 +91,7 @@ class Usage:
 
 @final
 class Watch:
-    """Asks NVML how much of some GPUs is in use.
+    """Asks NVML how much memory of some GPUs is in use, and how busy these GPUs are.
 
     NVML is opened once, and stays open between calls of `usage`.
 
@@ -118,7 +121,10 @@ class Watch:
 
 
 def are_named(environ: Mapping[str, str]) -> bool:
-    """Returns whether a variable such as CUDA_VISIBLE_DEVICES names a GPU, even a missing one."""
+    """Returns whether a variable such as CUDA_VISIBLE_DEVICES names a GPU.
+
+    The GPU need not exist.
+    """
     return any(_NAME.match(environ.get(variable, "").strip()) for variable in (CUDA, HIP, ROCR))
 
 
@@ -166,12 +172,12 @@ def driver_problem() -> str | None:
 
 
 def part(count: int, workers: int, number: int) -> range:
-    """Returns the numbers of the GPUs that one worker takes, if workers share them equally.
+    """Returns the numbers of one worker's GPUs, if several workers divide GPUs equally.
 
     Args:
-        count: How many GPUs there are.
-        workers: How many workers share them.
-        number: The worker's number among the workers that share these GPUs.
+        count: How many GPUs the workers divide.
+        workers: How many workers divide them.
+        number: The worker's number among these workers.
     """
     size = count // workers
     return range(number * size, (number + 1) * size)
@@ -216,11 +222,11 @@ def own_share(seen: Sequence[tuple[str, Sequence[str]]], rank: int) -> list[str]
 
 
 def divide(environ: Mapping[str, str], workers: int) -> list[dict[str, str]]:
-    """Returns, for each worker of this machine, environment variables that hide the others' GPUs.
+    """Returns, for each worker of this machine, environment variables that leave it its own GPUs.
 
-    With these environment variables a script cannot use another worker's GPUs, even before the
-    script makes a strategy. If there are fewer GPUs than workers, no variables are returned for any
-    worker, and the strategy raises an error later.
+    These variables hide the other workers' GPUs, even before the worker's script makes a strategy.
+    If there are fewer GPUs than workers, no variables are returned for any worker, and the strategy
+    raises an error later.
 
     Args:
         environ: The environment variables that the workers have before the returned ones are set.
@@ -251,15 +257,15 @@ def offered(environ: Mapping[str, str]) -> tuple[str, list[str]]:
 
 
 def _library() -> Any:
-    return importlib.import_module("pynvml")  # the module has no types
+    return importlib.import_module("pynvml")  # not by `import`: pynvml has no types
 
 
 def _selected(found: Sequence[Sequence[Gpu]], text: str | None) -> tuple[Gpu, ...]:
     """Returns the GPUs that `text`, such as the value of ``CUDA_VISIBLE_DEVICES``, selects.
 
     `found` has a sequence for each GPU: the GPU and then its MIG devices. As in CUDA, the first
-    unknown name ends the list, and the name of a GPU with MIG devices stands for the first MIG
-    device.
+    unknown name ends the list, and the name of a GPU with MIG devices stands for the first of these
+    devices.
     """
     if text is None:
         return tuple(gpus[:2][-1] for gpus in found)
@@ -317,7 +323,7 @@ def _described(handle: object) -> Gpu:
 
 
 def _amd(root: Path) -> Iterator[Gpu]:
-    """Yields the GPUs of AMD's driver whose device files this process sees."""
+    """Yields each GPU that AMD's driver lists, if this process sees the GPU's device file."""
     nodes = (root / "sys/class/kfd/kfd/topology/nodes").glob("[0-9]*")
     for node in sorted(nodes, key=lambda path: int(path.name)):
         try:

@@ -31,21 +31,22 @@ class Chip:
         platform: The name of XLA's compiler for this chip: ``"cuda"`` or ``"tpu"``.
         memory: Bytes of memory of a chip.
         memory_rate: Bytes a second between the chip and its memory.
-        flops: For each data type, the floating-point operations a second of the matrix units, in
-            the precision in which XLA multiplies this type by default.
+        flops: For each data type, the floating-point operations a second of the matrix units, when
+            they compute in the precision that XLA's matrix products of this type have by default.
         link_rate: Bytes a second that an all-reduce sends over a chip's fast links.
         network_rate: Bytes a second that a chip can send to other machines, or to other slices.
         link_latency: Seconds that one hop over a fast link takes.
         sources: Where the numbers come from.
-        usable: The fraction of the memory that JAX takes by default.
-        domain: How many chips fast links can connect: the GPUs of a machine, the TPUs of a slice.
+        usable: The fraction of the chip's memory that JAX reserves by default.
+        domain: The largest number of chips that fast links connect: for GPUs, those of one machine;
+            for TPUs, those of the largest slice.
         axes: The number of dimensions of the torus that a slice of TPUs forms; 0 if a switch
             connects the chips.
         base_latency: The seconds that the smallest collective takes.
         network_latency: Seconds that one hop between machines, or between slices, takes.
         clock: Cycles a second, for a chip whose compiler estimates the cycles of instructions; 0
             for other chips.
-        host_rate: Bytes a second from the host's memory to a chip, or back (PCIe).
+        host_rate: Bytes a second between the host's memory and a chip (PCIe).
         host_source: Where `host_rate` comes from.
     """
 
@@ -122,8 +123,8 @@ _GPU_SOURCES = {
 }
 # For each TPU: memory in GiB, memory rate in GB/s, TFLOP/s of bfloat16, number of matrix units,
 # chips of the largest slice, axes of a slice, rates of the links and of the network in Gbit/s.
-# XLA multiplies float32 in bfloat16 too. The number of matrix units is None for a chip for which
-# XLA estimates no cycles.
+# The rate of float32 is that of bfloat16, in which XLA multiplies float32 on TPUs. The number of
+# matrix units is None for a chip for which XLA estimates no cycles.
 _TPUS = {
     "v5e": (16, 819, 197, 4, 256, 2, 1600, 25),
     "v5p": (95, 2765, 459, 8, 6144, 3, 4800, 50),
@@ -181,7 +182,7 @@ _OTHERS = {"pcie", "nvl", "mig"}  # words in the names of slower models and of M
 def chip_of(name: str) -> Chip | None:
     """Returns the chip to which a driver gives this name, such as ``"NVIDIA H100 80GB HBM3"``.
 
-    Returns None for a chip that is not in the table.
+    Returns None for a chip that is not in `CHIPS`.
     """
     words = set(name.lower().replace(" lite", "e").replace("-", " ").split())
     if words == {"tpu", "v5"}:
@@ -200,8 +201,8 @@ _REGISTERS = """
   registers_per_core_limit: 65536
   registers_per_block_limit: 65536
 """
-# For each GPU: multiprocessors, FP32 units of each, clock in GHz, bytes of L2 cache, bytes of
-# shared memory of a multiprocessor and of a block, major compute capability.
+# For each GPU: number of multiprocessors, FP32 units of a multiprocessor, clock in GHz, bytes of L2
+# cache, bytes of shared memory of a multiprocessor and of a block, major compute capability.
 _HOPPER = (132, 128, 1.98, 52_428_800, 233_472, 232_448, 9)
 _ARCHITECTURES = {
     # CUDA 13 cannot compile for the P100 and the V100, so they get the A100's compute capability.
@@ -247,9 +248,9 @@ class Target:
 
     Attributes:
         chip: The kind of accelerator.
-        shape: For GPUs the machines and the GPUs of each machine; for TPUs the axes of a slice's
-            torus.
-        slices: The number of slices, for TPUs.
+        shape: For GPUs, the number of machines and the number of GPUs of each machine. For TPUs,
+            the sizes of a slice's torus along its axes.
+        slices: The number of slices, for TPUs; 1 for GPUs.
     """
 
     chip: Chip
@@ -283,7 +284,7 @@ class Target:
 
     @property
     def domain(self) -> int:
-        """The number of accelerators in a machine or slice, in which fast links connect them."""
+        """The number of accelerators that fast links connect: those of one machine or slice."""
         return self.shape[1] if self.chip.platform == "cuda" else math.prod(self.shape)
 
     @property

@@ -27,8 +27,8 @@ REFUSED: Final = "refused"
 _GONE: Final = object()
 
 
-# The class is not frozen, because torch's compiler would hash instances of a frozen dataclass by
-# their fields. Compiled steps read a dictionary whose keys are instances of this class.
+# Compiled steps read a dictionary whose keys are instances of this class. The class is not frozen,
+# because torch's compiler would hash instances of a frozen dataclass by their fields.
 @final
 @dataclass(eq=False)
 class Internal:
@@ -170,8 +170,9 @@ def require_all(table: ModuleType, feature: str) -> None:
 def with_base(kind: type[Any], base: type[Any]) -> type[Any]:
     """Returns a subclass of `kind` and of `base`, an internal class of Keras or a framework.
 
-    So a module can define `kind` when it is imported, although the internal class is looked up only
-    when it is needed. If `kind` already derives from `base`, `kind` itself is returned.
+    With this function, a module can define `kind` when the module is imported, and look up the
+    internal class `base` only when it is needed. If `kind` already derives from `base`, `kind`
+    itself is returned.
     """
     if issubclass(kind, base):
         return kind
@@ -184,7 +185,7 @@ def _spoken(package: str) -> str:
 
 
 def place_at(path: str) -> tuple[Any, str]:
-    """Returns the module, class or function in which a path ends, and the name there.
+    """Returns the module, class or function that contains a path's last name, and that name.
 
     Raises AttributeError or ImportError if there is no such module, class or function.
     """
@@ -217,7 +218,10 @@ def _names_used_in(owner: Any) -> frozenset[str]:
 
 
 def undecorated(member: Any) -> Any:
-    """Returns the function of a property, or of a static or class method; else `member` itself."""
+    """Returns the function inside of a property, static method or class method.
+
+    Returns any other `member` itself.
+    """
     return getattr(member, "fget", getattr(member, "__func__", member))
 
 

@@ -16,7 +16,7 @@ _Entry = TypeVar("_Entry")
 
 @final
 class VariableTable(Generic[_Entry]):
-    """A table with an entry per variable, which is removed when the variable no longer exists."""
+    """A table with one entry per variable. An entry is removed once its variable is deleted."""
 
     def __init__(self) -> None:
         """Makes an empty table."""
@@ -46,12 +46,12 @@ _made_under: VariableTable[weakref.ref[StrategyLike]] = VariableTable()
 # For each variable of an optimizer: the weight to which the variable belongs, if there is one.
 _weights: VariableTable[tuple[Any]] = VariableTable()
 
-# All strategies with several replicas that still exist.
+# All strategies that have several replicas, and that still exist.
 _strategies: weakref.WeakSet[StrategyLike] = weakref.WeakSet()
 
 
 def remember(strategy: StrategyLike) -> None:
-    """Records a strategy of several replicas, so that `unused_strategy` can find it."""
+    """Records a strategy, if it has several replicas, so that `unused_strategy` can find it."""
     if strategy.num_replicas_in_sync > 1:
         _strategies.add(strategy)
 
@@ -78,8 +78,8 @@ def variables_of(strategy: StrategyLike) -> list[Any]:
 
 def record_slot(variable: Any, weight: Any) -> None:
     """Records that a variable belongs to an optimizer, and to a weight if `weight` is not None."""
-    # `weight` may be `variable` itself, for a variable that belongs to no weight. None takes its
-    # place, because an entry that refers to its own variable would keep the variable alive forever.
+    # For a variable that belongs to no weight, `weight` may be `variable` itself. None is stored in
+    # that case, because an entry that refers to its own variable would keep the variable alive.
     _weights.put(variable, (None if weight is variable else weight,))
 
 
@@ -91,7 +91,7 @@ def is_slot(variable: Any) -> bool:
 def weight_of(variable: Any) -> Any:
     """Returns the weight to which an optimizer's variable belongs.
 
-    If `variable` is not an optimizer's, or belongs to no weight, returns `variable` itself.
+    If `variable` is no variable of an optimizer, or belongs to no weight, returns `variable`.
     """
     known = _weights.get(variable)
     return variable if known is None or known[0] is None else known[0]

@@ -1,9 +1,9 @@
-"""Replicas that have several devices: which devices, and how tensors are cut over them.
+"""Chooses the devices of replicas that have several devices, and how tensors are cut over them.
 
 This module computes only with integers, and needs no framework. The devices of one replica are
-called its logical devices. Their number is a product of primes, and each prime is the size of an
-axis of a mesh. To cut a tensor into one shard for each logical device, each axis of the mesh is
-assigned to one axis of the tensor, which it then cuts.
+called its logical devices. They form a mesh: their number is a product of primes, and each prime is
+the size of one axis of the mesh. To cut a tensor into one shard for each logical device, each axis
+of the mesh is assigned to one axis of the tensor, and cuts the tensor along that axis.
 """
 
 from __future__ import annotations
@@ -189,8 +189,8 @@ class DeviceAssignment(EarlierNames):
 
         Args:
             topology: The topology from `kerasdist.tpu.initialize_tpu_system`. None means that the
-                replicas take devices in the order of the devices' numbers. An integer means the
-                same as None, and is the number of replicas in place of `num_replicas`.
+                replicas take devices in the order of the devices' numbers. An integer ``n`` means
+                the same as None with ``num_replicas=n``.
             computation_shape: Number of devices of a replica along each axis. If the mesh has size
                 1 along z or along the axis of cores, the devices of a replica that would lie along
                 that axis are neighbours along x or y instead.
@@ -287,7 +287,7 @@ def _blocks(mesh: Any, shape: Any, stride: Any) -> Any | None:
 @final
 @dataclass
 class Splits:
-    """Rules that say how variables are cut into shards, by patterns of the variables' paths.
+    """Rules that say how variables are cut into shards: patterns that match the variables' paths.
 
     Attributes:
         logical_devices: Number of logical devices of a replica.
@@ -299,7 +299,7 @@ class Splits:
     rules: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
     def add(self, rules: Mapping[str, Sequence[int]]) -> None:
-        """Appends rules, each a pattern with the number of shards along each axis."""
+        """Appends rules. Each rule maps a pattern to the number of shards along each axis."""
         for pattern, shards in rules.items():
             try:
                 re.compile(pattern)
@@ -325,9 +325,9 @@ def check_partition(
 ) -> None:
     """Raises ValueError if a tensor cannot be cut into these shards.
 
-    Each axis needs a number of shards that divides its size, and the product of these numbers must
-    be the number of logical devices. A size is None if it is not known. ``of`` names the tensor in
-    the message.
+    The size of each axis must be a multiple of the number of shards along that axis. The product of
+    the numbers of shards must be the number of logical devices. A size is None if it is not known.
+    ``of`` names the tensor in the error message.
     """
     if len(shards) != len(shape):
         raise ValueError(
@@ -369,7 +369,7 @@ def prime_factors(number: int) -> tuple[int, ...]:
 
 
 def mesh_axes(shards: Sequence[int], factors: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """Returns, for each axis of a tensor, the axes of the mesh along which the tensor is cut.
+    """Returns, for each axis of a tensor, the axes of the mesh that cut the tensor along this axis.
 
     `shards` are the numbers of shards along the tensor's axes; `factors` are the sizes of the
     mesh's axes. Both have the same product, or all numbers in `shards` are 1.

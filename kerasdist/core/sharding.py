@@ -23,7 +23,7 @@ GROUP_BYTES = 25 * 2**20
 @final
 @dataclass(frozen=True)
 class Sharding:
-    """Which variables the replicas divide among them, so that a larger model fits.
+    """Which variables the replicas divide among themselves, so that a larger model fits.
 
     Pass an object of this class as ``sharding=`` to a strategy. In place of the object, the names
     ``"optimizer"``, ``"full"`` and ``"auto"`` mean the corresponding `Sharding` with the default
@@ -41,8 +41,8 @@ class Sharding:
             KerasHub). A weight that the layout map names is sharded along the dimension to which
             the map assigns the mesh axis ``"batch"``, if that dimension can be split evenly.
         min_size: A variable with fewer elements stays whole on each replica. On JAX a variable also
-            stays whole if none of its dimensions is a multiple of the number of replicas. Otherwise
-            JAX shards the largest of the dimensions that are such multiples. PyTorch shards the
+            stays whole if none of its dimensions is a multiple of the number of replicas. If there
+            are several such dimensions, JAX shards the largest of them. PyTorch shards the
             flattened values.
         within: ``"host"``: the devices of one machine divide the variables, and every machine holds
             all variables (hybrid sharding, HSDP). Devices then gather weights only from devices of
@@ -121,10 +121,10 @@ def is_small(sharding: object, shape: Sequence[int]) -> bool:
 class Region:
     """The elements of a variable that belong to a shard.
 
-    The variable's elements are seen as a matrix with equal rows. The shard has the same range of
-    columns in each row. If the flattened values are sharded, the matrix has one row. If the
-    variable is sharded along an axis, the number of rows is the product of the sizes of the axes
-    before that axis.
+    The region is described as if the variable's elements, in row-major order, were a matrix. The
+    shard has the same range of columns of every row. If the flattened values are sharded, the
+    matrix has one row. If the variable is sharded along an axis, the number of rows is the product
+    of the sizes of the axes before that axis.
 
     Attributes:
         rows: The number of rows of the matrix.

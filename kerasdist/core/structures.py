@@ -1,7 +1,7 @@
 """Nested tuples, lists and dicts, without Keras.
 
-`keras.tree` cannot be used, because it would also flatten distributed values, and because it treats
-different classes as nested on different backends. In this module everything except a tuple, list or
+`keras.tree` cannot be used, because it would also flatten distributed values, and because the
+classes that it flattens depend on the backend. In this module everything except a tuple, list or
 dict is a leaf.
 """
 
@@ -55,7 +55,7 @@ def map_leaves(function: Callable[[Any], Any], structure: object) -> Any:
 def transpose(structures: Sequence[Any], merged: Callable[[Sequence[Any]], Any]) -> Any:
     """Merges the replicas' structures, which must have the same form, into one structure.
 
-    For each leaf, `merged` gets the values of all replicas, and returns the value in the result.
+    For each leaf, `merged` gets the values of all replicas, and returns the value for the result.
     """
     first = structures[0]
     if isinstance(first, dict):
@@ -85,8 +85,9 @@ def _dict_like(original: Any, items: dict[Any, Any]) -> Any:
 def _sequence_like(original: object, items: list[Any]) -> Any:
     if isinstance(original, list):
         return items
-    # Named tuples have `_make`, and structseqs such as torch.return_types.max have `n_fields`. Any
-    # other subclass becomes a tuple: a torch.Size, for example, could hold only numbers.
+    # Named tuples have `_make`, and structseqs such as torch.return_types.max have `n_fields`. An
+    # object of any other subclass of tuple becomes a plain tuple, because a subclass such as
+    # torch.Size can hold only numbers.
     kind: Any = type(original)
     return getattr(kind, "_make", kind if hasattr(kind, "n_fields") else tuple)(items)
 

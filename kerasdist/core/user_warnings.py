@@ -40,13 +40,13 @@ def warn_user(message: str) -> None:
     warnings.warn(message, stacklevel=level)
 
 
-# For each object about which `warn_once` has warned: the subjects of these warnings. For a warning
-# without a subject, its message.
+# For each object about which `warn_once` has warned: the subject of each of these warnings, or the
+# message of a warning that has no subject.
 _warned: WeakKeyDictionary[object, set[str]] = WeakKeyDictionary()
 
 
 def warn_once(owner: object, message: str, subject: str = "") -> None:
-    """Gives a warning (see `warn_user`) about an object, unless the same was given before.
+    """Gives a warning about an object, as `warn_user` does, unless the same one was given before.
 
     Two warnings are the same if they have the same subject. Without subjects, they are the same if
     they have the same message.

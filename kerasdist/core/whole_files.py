@@ -21,9 +21,9 @@ def is_remote(path: str | os.PathLike[str]) -> bool:
 def replacing(path: str | os.PathLike[str], *, survives: bool = True) -> Generator[str]:
     """Yields a temporary path; the file that the block writes there then replaces `path`.
 
-    With `survives` the new file is first flushed to the disk. After a power loss, `path` is then
-    either the old file or the complete new file. If `path` is on remote storage, `path` itself is
-    yielded.
+    With `survives` the new file is flushed to the disk before it replaces `path`. So even after a
+    power loss, `path` is either the old file or the complete new file. If `path` is on remote
+    storage, `path` itself is yielded.
     """
     if is_remote(path):
         name = os.fspath(path)

@@ -18,16 +18,16 @@ __all__ = ["preempt"]
 def preempt(
     backup: BackupAndRestore, signals: Sequence[signal.Signals] = (signal.SIGTERM,)
 ) -> None:
-    """Lets a signal to any worker end `fit` on all workers, with a backup.
+    """Makes `fit` write a backup and end on all workers, when a signal comes to any worker.
 
-    Schedulers send SIGTERM some time before they take a machine away. After the next batch all
-    workers save a backup and end their scripts with exit code 76
+    Schedulers send the signal SIGTERM some time before they take a machine away. After the next
+    batch all workers save a backup and end their scripts with exit code 76
     (`kerasdist.job.interruption.ExitCode` ``.PREEMPTED``). A restarted run continues exactly at
     that batch. Outside of `fit` the signal ends the process at once, with exit code 128 plus the
     signal's number. So does a second signal during `fit`.
 
     After every batch, each worker checks whether one of the workers got a signal. As long as none
-    did, no message is sent for this check, and it takes a fraction of a millisecond.
+    did, this check sends no message, and takes a fraction of a millisecond.
 
     Example::
 
@@ -40,7 +40,7 @@ def preempt(
         signals: The signals that end `fit`.
 
     Raises:
-        ValueError: If this is not the main thread, because Python handles signals only there.
+        ValueError: If the call is not in the main thread, which alone may set signal handlers.
     """
 
     def asked(number: int, frame: object) -> None:
@@ -57,6 +57,6 @@ if not TYPE_CHECKING:
     def __getattr__(name: str) -> Any:
         """Returns what kerasdist has in place of a name in ``tf.distribute.experimental``.
 
-        If it has nothing, the error says what to write instead.
+        If kerasdist has no counterpart of the name, the error says what to write instead.
         """
         return resolve("kerasdist.experimental", importlib.import_module("kerasdist"), name)

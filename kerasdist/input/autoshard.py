@@ -40,11 +40,12 @@ class KnownSizes:
     case, this class treats the batches of one step as a single larger batch.
 
     Attributes:
-        batch: The numbers of rows of the steps among which one batch is divided. No number is 0.
+        batch: How many rows of a batch each step gets, for the steps among which the batch is
+            divided. No number is 0.
         count: The number of batches; None if the dataset is endless.
         last: A list with the number of rows of a last step that takes fewer batches than the other
             steps; empty if there is no such step.
-        form: The types and shapes of the arrays in a row.
+        form: The types of a batch's arrays, and their shapes without the axis of examples.
     """
 
     batch: Sequence[int]
@@ -81,7 +82,7 @@ class OwnSource:
     Attributes:
         whole: The dataset of which each worker reads a shard.
         dataset: The batches of the shard, for a backend that does not read them through `start`.
-        steps_a_batch: Among how many steps a batch is divided.
+        steps_a_batch: The number of steps among which each batch is divided.
         sizes: How many rows each step has; None if the dataset does not know that.
     """
 
@@ -93,7 +94,7 @@ class OwnSource:
 
     @property
     def length(self) -> int | None:
-        """For how many steps the shard has rows; None if that is not known."""
+        """The number of steps for which the shard has rows; None if it is not known."""
         batches = length_of(self.dataset)
         return None if batches is None else batches * self.steps_a_batch
 
@@ -109,7 +110,7 @@ class OwnSource:
     def everything(self) -> Iterator[Any]:
         """Iterates over the whole dataset, to find the types and shapes of a batch.
 
-        This is needed if this worker's shard has no batch.
+        This iteration is used if this worker's shard has no batch.
         """
         return batches_of(self.whole)()
 
@@ -121,7 +122,7 @@ class OwnSource:
 
 
 def policy_of(dataset: object, said: AutoShardPolicy | None) -> AutoShardPolicy:
-    """Returns the policy for sharding a dataset: the user's policy, else the dataset's own."""
+    """Returns the policy for sharding a dataset: the user's, else the dataset's own, else AUTO."""
     if said is not None:
         return said
     own = keras_compat.auto_shard_policy(dataset)
@@ -251,7 +252,7 @@ class WorkerBatches(keras_compat.DataAdapter):
             if not forms:
                 return
             without = [rank for rank, one in enumerate(everyone) if one["form"] is None]
-            if without:  # all workers see the same facts, so all raise the error
+            if without:  # this list is equal on all workers, so all raise the error
                 raise no_batch(self._job, without[0])
             if not batches:
                 own, batches = iter(()), [rows(like, 0, 0)] * count
@@ -273,7 +274,7 @@ class WorkerBatches(keras_compat.DataAdapter):
 
 
 def no_batch(job: Job, rank: int) -> InputError:
-    """Returns the error for a worker without a batch that shows the arrays' types and shapes."""
+    """Returns the error for a worker that has no batch, and so no types and shapes of arrays."""
     return InputError(
         f"{job.who} Expected at least one batch on every worker. Received: a dataset without a "
         f"batch on worker {rank}. Give each worker at least one batch."

@@ -198,7 +198,7 @@ class ShardedDataset(DistributedDataset):
 
 @final
 class GatheredDataset(DistributedDataset):
-    """A dataset in which each replica takes whole batches, which are not divided.
+    """A dataset in which each replica takes whole batches: no batch is divided among replicas.
 
     A replica takes its batches from a pipeline of its own, or from the one pipeline of its worker.
     In a round, each replica of this process takes its next batch.
@@ -267,7 +267,7 @@ def distributed(dataset: object, strategy: StrategyLike, options: InputOptions) 
 
 
 def _require_own_rows(strategy: StrategyLike) -> None:
-    """Refuses data of which each worker reads its own part, if a replica spans several workers."""
+    """Raises an error if a replica spans several workers, which must all read the same rows."""
     replicas: Any = strategy.replica_set
     if replicas is not None and replicas.spans_workers:
         raise UnsupportedError(
@@ -289,7 +289,8 @@ def from_function(
 ) -> Any:
     """Returns a dataset in which each replica takes its own batches.
 
-    `dataset_fn` is called once for this process, or once for each replica of this process.
+    `options` decides whether `dataset_fn` is called once for this process, or once for each replica
+    of this process.
     """
     _require_own_rows(strategy)
     replicas = strategy.num_replicas_in_sync

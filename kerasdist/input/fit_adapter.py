@@ -1,4 +1,4 @@
-"""Data adapters for `fit`: wrappers of Keras's adapters, and adapters of distributed datasets."""
+"""Data adapters for `fit`: wrappers of Keras's adapters, and adapters for distributed datasets."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ def whole(dataset: object, **beside: object) -> Any:
     """Returns the global batches of a distributed dataset, in a form that Keras's adapters accept.
 
     Any other dataset is returned as it is. `beside` has further arguments of `fit`, such as `y`.
+    An argument that a distributed dataset does not allow raises an error.
     """
     ours = equivalent(dataset)
     if isinstance(ours, ShardedDataset):
@@ -81,7 +82,7 @@ def _refuse(beside: Mapping[str, Any]) -> None:
 
 @final
 class Rounds:
-    """Batches for `fit`: each joins one batch of every replica in this process."""
+    """Batches for `fit`. Each of them concatenates one batch of every replica in this process."""
 
     def __init__(self, dataset: GatheredDataset) -> None:
         self._dataset = dataset
@@ -109,7 +110,8 @@ def _examples(source: Any) -> Iterator[tuple[Any, ...]]:
 class WrappedAdapter(keras_compat.DataAdapter):
     """A base class of adapters that wrap an inner adapter, and have the inner one's properties.
 
-    A subclass overrides `begun` to change the batches that Python code reads.
+    A subclass overrides `begun` to change the batches. Only the batches of `get_tf_dataset`, which
+    a graph reads, do not come from `begun`.
     """
 
     # kerasdist itself places batches on devices. Without this attribute, Keras 3.12 on JAX would
@@ -132,9 +134,10 @@ class WrappedAdapter(keras_compat.DataAdapter):
         return keras_compat.is_array_adapter(WrappedAdapter.innermost(adapter))
 
     def begun(self, make: Callable[[], Iterator[Any]]) -> Iterator[Any]:
-        """Returns an iterator over batches.
+        """Returns an iterator over the batches of this adapter.
 
-        `make` returns an iterator over the batches of the inner adapter.
+        `make` returns an iterator over the batches of the inner adapter. This base class returns
+        these batches unchanged.
         """
         return make()
 
@@ -178,7 +181,7 @@ class _BatchesAdapter(WrappedAdapter):
     """Batches of a source that is iterated once per epoch, in the order of the source."""
 
     def __init__(self, inner: Any, source: Any) -> None:
-        """Stores the source, and Keras's adapter of generators, which reads the source."""
+        """Stores the source, and `inner`: Keras's generator adapter, which reads the source."""
         super().__init__(inner)
         self._source = source
 

@@ -73,9 +73,9 @@ class InputOptions:
             needed; None means True.
         experimental_replication_mode: Whether a dataset function is called once per worker or once
             per replica.
-        experimental_place_dataset_on_device: Whether the dataset itself is on the device. This is
-            possible on TensorFlow, for a function that returns a ``tf.data.Dataset``, with
-            `PER_REPLICA` and without `experimental_fetch_to_device`.
+        experimental_place_dataset_on_device: Whether the dataset itself is placed on the replica's
+            device. This is possible on TensorFlow, for a function that returns a
+            ``tf.data.Dataset``, with `PER_REPLICA` and without `experimental_fetch_to_device`.
         experimental_per_replica_buffer_size: How many batches are fetched ahead; 0 for none. On
             CPUs kerasdist fetches no batch ahead, except on JAX in a job of several workers.
         auto_shard_policy: Which data a worker reads. None means the policy in the dataset's own
@@ -120,7 +120,7 @@ class InputOptions:
 
 @dataclass(frozen=True)
 class InputContext:
-    """Describes the input pipeline for which a dataset function is called.
+    """Describes an input pipeline that the function of `distribute_datasets_from_function` makes.
 
     Example::
 
@@ -144,7 +144,7 @@ class InputContext:
     num_replicas_in_sync: int = 1
 
     def get_per_replica_batch_size(self, global_batch_size: int) -> int:
-        """Returns the number of examples of one replica in a global batch.
+        """Returns how many examples of a global batch one replica gets.
 
         Args:
             global_batch_size: Number of examples in a global batch.
@@ -163,7 +163,7 @@ class InputContext:
 
 @dataclass(frozen=True)
 class ValueContext:
-    """Describes the replica for which a value function is called.
+    """Describes the replica for which `distribute_values_from_function` calls its function.
 
     Example::
 

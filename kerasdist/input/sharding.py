@@ -21,11 +21,11 @@ from kerasdist.errors import InputError
 # `_LEAST` examples per replica are enough to show whether user code computes with several examples
 # together, as a contrastive loss does.
 _LEAST = 2
-# The check runs on about as many examples as the largest replica has. If the replicas have
-# different numbers of examples, it may run on more, because the effects of such differences need
-# more examples to show: up to `_ENOUGH` per replica, but at most `_TIMES` times as many as the
-# largest replica has. With very many replicas, `_LEAST` per replica is more than that, and is used
-# all the same.
+# If all replicas have the same number of examples, the check runs on about as many examples as one
+# replica has. If the numbers differ, the check runs on up to `_ENOUGH` examples per replica, but on
+# at most `_TIMES` times as many as the largest replica has: the effects of different numbers show
+# only with more examples. `_LEAST` examples of each replica are used even if they are more than
+# these limits allow, as with very many replicas.
 _ENOUGH, _TIMES = 8, 4
 
 
@@ -37,13 +37,14 @@ def piece_sizes(total: int, replicas: int) -> tuple[int, ...]:
         replicas: Number of replicas, at least 1.
 
     Returns:
-        One size per replica. The sizes sum to `total`, differ by at most 1, and never increase.
+        One size per replica. The sizes sum to `total`, differ by at most 1, and never increase from
+        one replica to the next.
     """
     return tuple(end - begin for begin, end in bounds_of_replicas(total, replicas))
 
 
 def bounds_of_replica(total: int, replicas: int, replica: int) -> tuple[int, int]:
-    """Returns where one replica's local batch begins and ends; see `piece_sizes`."""
+    """Returns the positions in the global batch where a replica's local batch begins and ends."""
     share, rest = divmod(total, replicas)
     begin = replica * share + min(replica, rest)
     return begin, begin + share + (replica < rest)
@@ -68,7 +69,7 @@ def trial_sizes(sizes: Sequence[int]) -> tuple[int, ...]:
     In the check, a single device also takes the step, with these examples of all replicas. If all
     replicas have the same number of examples, the single device gets about as many examples as one
     replica has in a step of `fit`, so that the check needs no more memory for activations. But it
-    gets at least `_LEAST` examples of each replica that has so many.
+    gets at least `_LEAST` examples from each replica that has at least this many.
 
     Args:
         sizes: How many examples each replica has.
@@ -80,7 +81,7 @@ def trial_sizes(sizes: Sequence[int]) -> tuple[int, ...]:
 
 
 def split_batch(batch: object, replicas: int) -> list[Any]:
-    """Cuts a batch into one structure per replica; Nones and scalars go to all replicas."""
+    """Cuts a batch into one batch per replica; a scalar or None in it goes to all replicas."""
     return [rows(batch, *bounds) for bounds in bounds_of_replicas(examples(batch), replicas)]
 
 
@@ -122,9 +123,9 @@ def lists_weights(sample_weight: Any, y: Any) -> bool:
 
 
 def with_weights_in_rows(batch: Any, stacked: Callable[[Any], Any]) -> Any:
-    """Returns a batch with an array in place of a list of sample weights, one number per row.
+    """Replaces a batch's list of sample weights, if it has one number per row, by an array.
 
-    The function `stacked` makes this array of the list. A batch without such a list is returned
+    The function `stacked` converts the list to the array. A batch without such a list is returned
     unchanged.
     """
     if not _is_list(batch) or len(batch) != 3 or not lists_weights(batch[2], batch[1]):
@@ -158,8 +159,8 @@ class WorkerShard:
         rank: The rank of this worker.
         workers: How many workers there are.
         alike: Whether the workers' arrays differ only in their number of rows.
-        like: A batch that shows the types and shapes of the arrays if `rows` is empty. It has rows,
-            unless this worker has read no batch with rows.
+        like: A batch from which the types and shapes of the arrays can be taken if `rows` is empty.
+            It has rows, unless this worker has read no batch with rows.
         given: How many rows each worker holds, by rank. Empty if the global batch is divided as
             evenly as possible, as `piece_sizes` computes.
     """

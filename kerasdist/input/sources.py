@@ -1,6 +1,7 @@
-"""Iterates repeatedly over sources of batches, or over every n-th batch of a source.
+"""Functions and classes to iterate over the batches of a source, or over every n-th batch.
 
-A `RowDataset` makes a source from arrays.
+A source is a dataset, or another object whose elements are batches. `RowDataset` is a source that
+is made from arrays.
 """
 
 from __future__ import annotations
@@ -40,9 +41,9 @@ def batches_of(source: Any) -> Callable[[], Iterator[Any]]:
 
 
 def begin(source: Any) -> Iterator[Any]:
-    """Starts an iteration over a source whose elements are known to be batches.
+    """Starts an iteration over a source, without the checks of `batches_of`.
 
-    The source may also be a torch sampler, whose elements are indices of examples.
+    The source may also be a torch sampler, whose elements are indices of examples, not batches.
 
     Only ``tf.data`` datasets under TensorFlow yield tensors; all other datasets yield NumPy arrays.
     """
@@ -82,7 +83,7 @@ def copied(batch: object) -> Any:
 
 
 def _is_of_arrays(source: object) -> bool:
-    """Returns whether a source is an array, or a tuple of arrays as for `fit`."""
+    """Returns whether a source is an array, or a tuple that has an array, such as ``(x, y)``."""
     parts = cast("tuple[Any, ...]", source) if isinstance(source, tuple) else (source,)
     return any(map(keras_compat.is_array, parts))
 
@@ -187,7 +188,7 @@ class RowDataset:
         arrays: NumPy arrays with the examples along axis 0, nested in any structure.
         batch_size: Number of rows in an element; None for single rows, without an axis of rows.
         drop_remainder: Whether to leave out a last batch that is smaller.
-        shuffled: The generator that draws the order of the rows; None if they are not shuffled.
+        shuffled: The generator that draws the order of the rows; None to keep their order.
     """
 
     arrays: Any

@@ -26,9 +26,10 @@ _FAILURES = {
     "disagree": DisagreementError,
 }
 
-# How many seconds a new connection waits for the chief's first message: at the first attempt, and
-# at most at later ones. After a wait without a message, the worker closes the connection and tries
-# again, because the kernel silently drops some connections if thousands of workers come at once.
+# How many seconds a new connection waits for the chief's first message: about `_FIRST_WAIT` at the
+# first attempt, and at most `_LONGEST_WAIT` at later attempts. After a wait without a message, the
+# worker closes the connection and tries again, because the kernel silently drops some connections
+# if thousands of workers come at once.
 _FIRST_WAIT, _LONGEST_WAIT = 3.0, 30.0
 
 
@@ -43,7 +44,7 @@ class Client:
         closed: Whether this worker has left the job.
         failure: The error that ended the job, None as long as the job goes on.
         address: This worker's ``host:port`` for the framework's own connections.
-        step: How many steps this worker has begun that need the other workers.
+        step: How many steps this worker has begun; only steps that need the other workers count.
         place: The name of the running call, if it needs the other workers; otherwise empty.
         entered: How often this worker has entered a call that needs the other workers.
         failure_kind: Why the job ended, such as ``"interrupted"`` for a worker's Ctrl-C, or ``"left
@@ -73,7 +74,7 @@ class Client:
         # For each step and path: how often this worker has asked whether the chief wrote the file.
         self._saves: Counter[tuple[int, str]] = Counter()
         self._next_place = 0  # how many calls of `meets_here` have come to an end
-        self._is_asked = False  # whether a worker has asked all workers to meet in `meets_here`
+        self._is_asked = False  # whether a worker has asked to meet in a call of `meets_here`
         self._meeting_place: int | None = None
         self.closed = False
         self._sending = threading.Lock()
@@ -93,7 +94,7 @@ class Client:
             self._wait_for(lambda: bool(self.roster))
 
     def failure_within(self, seconds: float) -> JobError | None:
-        """Waits until the job fails; returns None if it does not fail within `seconds`."""
+        """Waits up to `seconds` for the job to fail; returns the error, None if there is none."""
         with self._changed:
             self._changed.wait_for(lambda: self.failure is not None, seconds)
             return self.failure
@@ -129,7 +130,7 @@ class Client:
             return True
 
     def wrote(self, path: str, outcome: Facts) -> None:
-        """Reports to the coordinator that the chief has written a file."""
+        """Tells the coordinator that the chief has written a file, or has failed to write it."""
         self._send({"type": "wrote", "step": self.step, "path": path, "outcome": dict(outcome)})
 
     def written_by_chief(self, path: str) -> Mapping[str, Any]:
@@ -171,7 +172,7 @@ class Client:
             self.closed = True
 
     def fail(self, kind: str, why: str) -> None:
-        """Stores the error that ended the job; only the first one, and none after `close`."""
+        """Stores the error that ended the job; ignores later errors, and errors after `close`."""
         with self._changed:
             if self.failure is None and not self.closed:
                 self.failure_kind = kind

@@ -1,8 +1,9 @@
 """Records and compares the collectives that workers issue, if ``KERASDIST_DEBUG_COLLECTIVES=1``.
 
-All workers must issue the same collectives in the same order. A collective that is combined with a
-different one hangs, or silently gives wrong numbers. A backend records each collective just before
-the collective starts. Workers then compare digests of what they have recorded.
+All workers must issue the same collectives in the same order. If a worker issues one collective
+while another worker issues a different one, both hang, or silently give wrong numbers. A
+backend records each collective just before the collective starts. Workers then compare digests of
+what they have recorded.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ ADVICE = (
     "message shows what is sent and how, the function of kerasdist, and the line of your code."
 )
 
-# Frameworks generate files of code from user code. The names of such files contain these parts.
+# Frameworks generate files of code from user code. One of these texts is in such a file's name.
 _GENERATED = ("__autograph_generated", "torchinductor")
 
 
@@ -108,7 +109,7 @@ def described(kind: str, what: str) -> str:
 
 
 def code_here() -> str:
-    """Returns where this call comes from: the function of kerasdist, and the user's line."""
+    """Returns which code issues a collective: a function of kerasdist, and a line of user code."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename == __file__:
         frame = frame.f_back

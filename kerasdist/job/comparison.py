@@ -1,4 +1,4 @@
-"""Compares facts and the shapes of batches between workers, and describes differences.
+"""Compares workers' facts, and the shapes of their batches, and describes the differences.
 
 No step waits for the comparison of batches, because heartbeats carry the shapes to the chief.
 """
@@ -14,7 +14,7 @@ from typing import Any, TypeVar, cast, final
 
 Value = TypeVar("Value", bound=Hashable)
 
-# How many characters of a value a message shows.
+# The largest number of characters that a message shows of a value.
 _SHOWN = 200
 
 # How many differences a message names besides the first one, which it shows with its values.
@@ -28,7 +28,7 @@ _NOTHING = "nothing"
 
 
 def groups(values: Iterable[tuple[int, Value]]) -> dict[Value, list[int]]:
-    """Returns, for pairs of rank and value, which workers have each value."""
+    """Returns the ranks of the workers that have each value, from pairs of rank and value."""
     ranks: dict[Value, list[int]] = {}
     for rank, value in values:
         ranks.setdefault(value, []).append(rank)
@@ -73,13 +73,13 @@ def described_difference(
 
 
 def first_of(items: Sequence[str], most: int = NAMED) -> str:
-    """Returns the first items as one text, and how many others there are."""
+    """Returns a text with the first `most` items, and with the number of the other items."""
     more = f"; and {len(items) - most} others" if len(items) > most else ""
     return "; ".join(items[:most]) + more
 
 
 def named_workers(ranks: Sequence[int]) -> str:
-    """Returns workers' names for a message; of many, only the first few and how many others."""
+    """Returns text that names workers: the first `NAMED`, and then how many others there are."""
     named = ", ".join(map(str, sorted(ranks)[:NAMED]))
     more = len(ranks) - NAMED
     noun = "worker" if len(ranks) == 1 else "workers"
@@ -87,7 +87,7 @@ def named_workers(ranks: Sequence[int]) -> str:
 
 
 def named_places(places: Mapping[int, str]) -> str:
-    """Returns what workers do, for a message: ``worker 0 is at 'a'; workers 1, 2 are ...``."""
+    """Returns text about what workers do: ``worker 0 is at 'a'; workers 1, 2 are ...``."""
     there = groups((rank, places[rank]) for rank in sorted(places))
     said = [
         f"{named_workers(ranks)} {'is' if len(ranks) == 1 else 'are'} {place}"
@@ -199,7 +199,7 @@ ADVICE = (
 
 
 def check_report(report: Report) -> None:
-    """Raises TypeError or ValueError if a report does not have the form that `came_apart` reads."""
+    """Raises TypeError or ValueError if a report lacks the form that `came_apart` expects."""
     steps = [at for at, form in report["changes"] if isinstance(form, str)]
     numbers = [report["stretch"], report["steps"], report["begun"], *steps]
     if any(type(number) is not int for number in numbers):

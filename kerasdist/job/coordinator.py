@@ -112,7 +112,7 @@ class Meeting:
 
     @property
     def places(self) -> dict[int, str]:
-        """For each worker that waits in this exchange: where it waits, in words for a message."""
+        """Where each worker of this exchange waits, in words for a message, by rank."""
         return dict.fromkeys(self.sent, f"at {self.label!r}")
 
     def add(self, rank: int, value: object) -> None:
@@ -144,7 +144,7 @@ _KEPT_STEPS = 1000
 @final
 @dataclass(frozen=True)
 class Save:
-    """A question whether the chief has written a file, from a worker that is about to save it.
+    """A worker's question, before it saves a file, whether the chief has written this file.
 
     The worker cannot know whether the chief saves the file too, because a script may let only some
     workers save.
@@ -268,7 +268,7 @@ class Coordinator:
         return member
 
     def _roster(self) -> dict[str, object]:
-        """Returns what each worker needs to know of all workers.
+        """Returns the message that gives each worker some facts about all workers.
 
         The result has at most two addresses, however many workers there are: the chief's, and that
         of one worker on another machine.
@@ -432,7 +432,7 @@ class Coordinator:
             )
 
     def _leave(self, member: Member) -> None:
-        """Records that a worker has left. After the last one, the coordinator ends."""
+        """Records that a worker has left. After the last worker has left, the coordinator ends."""
         member.left = True
         self._left += 1
         if self._left == self._workers:
@@ -515,7 +515,7 @@ class Coordinator:
         )
 
     def _doing(self, ranks: Iterable[int]) -> dict[int, str]:
-        """Returns the call that each of these workers is in, in words for a message."""
+        """Returns, in words for a message, what each of these workers does now, by rank."""
         places: dict[int, str] = {}
         for one in (self._members[rank] for rank in ranks):
             place = f"in {one.place}, step {one.step}" if one.place else "in code of its own"

@@ -2,8 +2,8 @@
 
 The chief opens each connection with a challenge: the job's name and a random number. The worker
 answers with a random number of its own, and with an HMAC-SHA256 of both numbers under the job's
-secret. The chief replies with another HMAC of the same numbers. Other messages follow only then.
-The secret itself is never sent, and an answer cannot be used on another connection.
+secret. The chief replies with another HMAC of the same numbers. All other messages come after these
+three. The secret itself is never sent, and an answer cannot be used on another connection.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ Only the file's owner may have access to the file (mode 600 or 400).
 JOB_ID = "KERASDIST_JOB_ID"
 """The environment variable with a name for the job.
 
-By this name a worker recognizes that the chief of another job listens on the port.
+A worker compares this name with the chief's name for its job. So the worker notices if the chief of
+another job listens on the port.
 """
 
 _READABLE_BY_OTHERS = stat.S_IRWXG | stat.S_IRWXO
@@ -84,10 +85,10 @@ def _content(path: Path) -> bytes:
 
 
 MAX_BYTES = 4096
-"""The size of the largest message that is read from a peer before it has proved its membership."""
+"""The largest size of a message from a peer that has not yet proved that it belongs to the job."""
 
 SECONDS = 10.0
-"""The seconds in which a peer must prove its membership."""
+"""How many seconds a peer has to prove that it belongs to the job."""
 
 Message = dict[str, Any]
 """A message, which is sent as a JSON object."""
@@ -157,7 +158,7 @@ def check_proof(asked: Message, answered: Message, proof: object, mine: Credenti
 
 
 def introduced(host: str, port: int, mine: Credentials, wait: float) -> socket.socket:
-    """Returns a connection to the chief, after both sides have proved their membership."""
+    """Returns a connection to the chief, after both have proved that they belong to the job."""
     connection = socket.create_connection((host, port), timeout=5)
     try:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -188,7 +189,7 @@ def _equal(received: str, expected: str) -> bool:
 
 
 def _checked(message: object, kind: str, fields: dict[str, type]) -> Message:
-    """Returns a message if it has the type and the fields; raises an error otherwise."""
+    """Returns the message, or raises an error if its type is not `kind` or if it lacks a field."""
     if not isinstance(message, dict) or message.get("type") != kind:
         raise ConnectionError("not a kerasdist worker: its first message is of another kind")
     for name, kind_of_value in fields.items():
@@ -197,8 +198,8 @@ def _checked(message: object, kind: str, fields: dict[str, type]) -> Message:
     return message
 
 
-# How many connections may be open whose peers have not yet proved that they belong to this job. If
-# there are more, the oldest of these connections is closed. Large jobs have a higher limit.
+# How many connections may be open to peers that have not yet proved that they belong to this job.
+# If there are more, the oldest of these connections is closed. Large jobs have a higher limit.
 _MOST_STRANGERS = 64
 
 _REPORTED_AT_ONCE = 5

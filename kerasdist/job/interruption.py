@@ -39,10 +39,10 @@ _ELSEWHERE = ("<", *LIBRARIES)
 class DroppedInterrupts:
     """Raises a KeyboardInterrupt again if the code that it interrupted has dropped it.
 
-    Errors are dropped in callbacks of the garbage collector (JAX has one, and Keras imports JAX),
-    and in conversions in the C++ code of JAX and NumPy. An interrupt was dropped if it came in a
-    call of Keras or kerasdist, and that call continues or returns. An interrupt that came in user
-    code inside of that call is not raised again, because the code may have caught it deliberately.
+    Python drops errors in callbacks of the garbage collector (JAX has one, and Keras imports JAX).
+    The C++ code of JAX and NumPy drops errors in conversions. An interrupt was dropped if it came
+    in a call of Keras or kerasdist, and that call continues or returns. An interrupt that came in
+    user code inside of that call is not raised again, because the code may have caught it itself.
     """
 
     def __init__(self, is_in_a_call: Callable[[], bool]) -> None:
@@ -109,7 +109,7 @@ def interrupt_behind(error: BaseException) -> KeyboardInterrupt | None:
 
 
 def described(interrupt: KeyboardInterrupt, error: BaseException) -> str:
-    """Returns one line about an interrupt: where it came, and the error that followed from it."""
+    """Returns one line about an interrupt: the interrupted line, and the error that followed."""
     said = "interrupted (Ctrl-C)"
     # If a framework turns the interrupt into another error, only the traceback of that error
     # contains user code.
@@ -130,13 +130,13 @@ def described_wait(why: JobError, at: FrameType | TracebackType | None) -> str:
 
 
 def ignore_more() -> None:
-    """Ignores further interrupts while the process ends. Only the main thread can call it."""
+    """Ignores further interrupts while the process ends, if this is the main thread."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def limit(seconds: float = SECONDS) -> None:
-    """Ends this process after some seconds, whatever it does. Only the main thread can call it."""
+    """Ends this process after `seconds`, whatever runs then. Only the main thread may call this."""
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_REAL, seconds)
 
@@ -160,7 +160,7 @@ _finish: list[Callable[[int], int]] = []
 
 
 def register(finish: Callable[[int], int]) -> None:
-    """Registers a function that ends the job and turns this worker's exit code into the job's."""
+    """Registers a function to end the job: from this worker's exit code it returns the job's."""
     _finish.append(finish)
 
 
@@ -177,7 +177,7 @@ def exit_now(code: int) -> NoReturn:
 
 
 def end_process(code: int) -> NoReturn:
-    """Ends this process at once, after the output that it has printed is written."""
+    """Writes the output that is still in buffers, and then ends this process at once."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
@@ -187,8 +187,8 @@ class ExitCode(IntEnum):
     """Exit codes that have a special meaning.
 
     Attributes:
-        LOST_WORKER: The worker ended because another worker was lost. The launcher looks for that
-            other worker as the cause.
+        LOST_WORKER: The worker ended because another worker was lost. The launcher then looks
+            for that other worker, whose loss is the cause.
         PREEMPTED: The worker was told to stop, and has saved a backup. This is not a failure, and
             the launcher does not restart the job; the scheduler that took the machine restarts it.
     """

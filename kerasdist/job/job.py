@@ -40,7 +40,7 @@ _ADVICE = "All of them must run the same script in the same environment."
 class Job:
     """The job as this worker sees it: exchanges with the other workers, and errors if one is lost.
 
-    Workers exchange small facts by this object. Tensors are exchanged by the frameworks'
+    Workers exchange small facts through this object. Tensors are exchanged by the frameworks'
     collectives.
 
     Attributes:
@@ -225,8 +225,8 @@ class Job:
     def all_do(self, label: str, failure: type[Exception]) -> Generator[None]:
         """Waits for all workers when the block ends. If the block fails on one, it fails on all.
 
-        The worker on which the block has failed raises its own error. The others raise a `failure`.
-        All workers must enter the block.
+        The worker on which the block has failed raises its own error. The others raise an error of
+        the type `failure`. All workers must enter the block.
         """
         error = None
         try:
@@ -250,7 +250,7 @@ class Job:
                 raise failure(self._said_elsewhere(work, rank, what))
 
     def _said_elsewhere(self, work: str, rank: int, error: str) -> str:
-        """Returns the message of an error for work that has failed on another worker."""
+        """Returns the message of this worker's error about work that failed on another worker."""
         return (
             f"{self.who} Expected {work}. Received: an error on worker {rank}: {error}. The output "
             "of that worker shows the whole error."
@@ -285,7 +285,7 @@ class Job:
         self._client.wrote(path, {"modified": modified})
 
     def is_written_by_chief(self, path: str) -> bool:
-        """Waits until the chief has written a file, or is known not to write it.
+        """Waits until the chief has written a file, or until it is clear that the chief will not.
 
         Returns whether the chief has written this path on a file system that the workers share.
         """
@@ -302,15 +302,15 @@ class Job:
         return modified is None or (_modified(path) or 0) >= modified
 
     def check(self) -> None:
-        """Raises the error that ended the job, if it has ended."""
-        self._failing_exit = None  # the script still runs, so it has caught any `sys.exit`
+        """Raises the error that ended the job, if there is one."""
+        self._failing_exit = None  # the script runs on, so it has caught an earlier `sys.exit`
         if self._client.failure is not None:
             self._monitor.disarm()
             raise self._client.failure
 
     @property
     def is_watched(self) -> bool:
-        """Whether this worker is in a call that needs all workers, and to which time-outs apply."""
+        """Whether this worker is in a call that needs all workers. Such calls have time-outs."""
         return bool(self._client.place)
 
     def step_started(self) -> None:
@@ -442,7 +442,7 @@ def current_job() -> Job | None:
 
 
 def all_do(job: Job | None, label: str, failure: type[Exception]) -> AbstractContextManager[None]:
-    """Returns ``job.all_do(label, failure)``, or without a job a context that does nothing."""
+    """Returns ``job.all_do(label, failure)``; without a job, a context that does nothing."""
     return _ALONE if job is None else job.all_do(label, failure)
 
 
@@ -459,7 +459,7 @@ def translating_failures(place: str) -> AbstractContextManager[None]:
 def _failing_exit(error: SystemExit) -> tuple[str, int] | None:
     """Returns the reason and exit code of a ``sys.exit``; None if it is not a failure."""
     match error.code:
-        # preempted workers have saved a backup together and stop
+        # PREEMPTED: all workers have saved a backup, and end together
         case None | 0 | ExitCode.PREEMPTED:
             return None
         case int(code):
@@ -518,7 +518,7 @@ def _own_facts(membership: Membership, coordinator_host: str, port: HeldPort | N
         "port": None if port is None else port.number,
     }
     # The chief may be connected to its own coordinator by a loopback address, which other workers
-    # cannot use. So it gives them the coordinator's host.
+    # cannot use. So the chief's facts contain the coordinator's host as its address.
     return {**facts, "address": coordinator_host} if membership.is_chief else facts
 
 

@@ -1,4 +1,4 @@
-"""Messages from a worker to the launcher: that it has joined, its progress, results, profiles.
+"""What a worker tells the launcher (progress, results); the launcher's environment variables.
 
 The launcher imports this file without Keras, so nothing here may import Keras.
 """
@@ -34,7 +34,7 @@ class Channel:
         self._descriptor = descriptor
 
     def tell(self, report: Mapping[str, object]) -> None:
-        """Sends a report, unless the launcher has ended or does not read."""
+        """Sends a report, unless it is too long, or the launcher has ended or does not read."""
         line = f"{json.dumps(report)}\n".encode()
         if len(line) > select.PIPE_BUF:  # a full pipe might take only a part of a longer line
             return
@@ -62,7 +62,7 @@ The process that supervises the worker sets this variable.
 
 
 def tell_launcher() -> None:
-    """Makes the file that shows the launcher that this process has joined the job."""
+    """Makes an empty file, by which the launcher sees that this process has joined the job."""
     path = os.environ.get(JOINED_FILE)
     if path:
         # The job must go on even if the launcher has ended.
@@ -151,7 +151,7 @@ class ProfiledSteps:
 
 
 def parsed(text: str, folder: Path) -> ProfiledSteps:
-    """Returns the steps that a text such as ``10:20`` describes, as ``first:last``.
+    """Returns the steps that a text of the form ``first:last``, such as ``10:20``, describes.
 
     Raises:
         ValueError: If the text has another form.

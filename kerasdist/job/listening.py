@@ -132,9 +132,9 @@ def _inherited(port: int) -> socket.socket | None:
 class HeldPort:
     """A port of this machine that no other process can take until a framework listens on it.
 
-    A socket is bound to the port, but does not listen. With SO_REUSEPORT, only processes of the
-    same user can bind this port, too. The framework's server sets this option, so the server can
-    listen on the port at any time.
+    A socket is bound to the port, but does not listen. The socket has the option SO_REUSEPORT. So
+    another socket can be bound to the same port only if it has this option, too, and belongs to the
+    same user. The framework's server sets the option, so it can listen on the port at any time.
 
     Attributes:
         number: The number of the port.
@@ -163,11 +163,12 @@ class HeldPort:
         return self._socket.detach()
 
     def release(self) -> None:
-        """Closes this socket. A framework's server that already listens on the port keeps it."""
+        """Closes this socket. A framework's server on the port is not affected."""
         self._socket.close()
 
 
-# Linux's request for the address of an interface, and the offset of the answer (netdevice(7)).
+# The number of Linux's request for the address of a network interface, and the bytes of the answer
+# that contain the address (netdevice(7)).
 _SIOCGIFADDR = 0x8915
 _ADDRESS = slice(20, 24)
 
@@ -175,9 +176,9 @@ _ADDRESS = slice(20, 24)
 def misleads(others: Sequence[str]) -> str | None:
     """Returns this machine's address for other workers, if its host name would mislead them.
 
-    Gloo, with which PyTorch and JAX sum on CPUs, gives the other workers the address to which this
-    machine's name resolves. On Debian and Ubuntu the name resolves to a loopback address, which
-    others cannot reach.
+    Gloo, which PyTorch and JAX use for collectives on CPUs, gives the other workers the address to
+    which this machine's name resolves. On Debian and Ubuntu the name resolves to a loopback
+    address, which other machines cannot reach.
 
     Returns None if the name does not resolve to a loopback address, or if all other workers are on
     this machine.
@@ -193,7 +194,7 @@ def misleads(others: Sequence[str]) -> str | None:
 
 
 def interface_of(address: str) -> str | None:
-    """Returns the name of the network interface with an address, None if it is not known."""
+    """Returns the name of the network interface that has this address; None if none is found."""
     import fcntl  # imported here, because Windows has no such module
 
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
@@ -234,10 +235,11 @@ def _way_to(host: str) -> str | None:
 def waiting_their_turn() -> Iterator[None]:
     """Lets the threads that are started in this block wake up without preempting other threads.
 
-    Gloo, with which PyTorch and JAX sum on CPUs, has a thread that distributes the data that arrive
-    from other workers. This thread needs the lock of each connection. If the lock is taken,
-    the thread asks the kernel again which data have arrived, gets the same answer at once, and so
-    on (``Pair::handleEvents`` in gloo/transport/tcp/pair.cc only tries the lock).
+    Gloo, which PyTorch and JAX use for collectives on CPUs, has a thread that distributes the data
+    that arrive from other workers. To read from a connection, this thread must hold the
+    connection's lock. If another thread holds the lock, the distributing thread asks the kernel
+    again which data have arrived, gets the same answer at once, and so on
+    (``Pair::handleEvents`` in gloo/transport/tcp/pair.cc only tries the lock).
 
     On a busy machine the lock is often held by a thread that is not running. While that thread was
     sending on the connection, a message woke up the distributing thread, and the kernel ran the
@@ -251,7 +253,7 @@ def waiting_their_turn() -> Iterator[None]:
     the thread that starts it.
 
     If the system lacks or forbids that scheduling class, or if the user has chosen another class,
-    threads start as always.
+    this function changes nothing.
     """
     if sys.platform != "linux" or os.sched_getscheduler(0) != os.SCHED_OTHER:
         yield

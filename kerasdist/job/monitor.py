@@ -22,7 +22,7 @@ from kerasdist.job.client import Client
 from kerasdist.job.coordinator import Coordinator
 from kerasdist.job.interruption import ExitCode
 
-# For how many seconds the main thread may end by itself, before the monitor ends the process.
+# How many seconds the main thread has to end by itself, before the monitor ends the process.
 GRACE_SECONDS = 10.0
 
 # Takes the place of `GRACE_SECONDS` if Ctrl-C has interrupted the lost worker. That worker ends
@@ -30,11 +30,11 @@ GRACE_SECONDS = 10.0
 # fails, so the main thread ends by itself soon after.
 AFTER_INTERRUPTION_SECONDS = 2 * interruption.SECONDS
 
-# After an error of a framework, for how many seconds this worker waits for the message that another
-# worker is lost, which may be the cause.
+# After an error of a framework, this worker waits this many seconds for a message that another
+# worker is lost, because that loss may be the cause of the error.
 NEWS_SECONDS = 5.0
 
-# For at most how many seconds the chief delays its own end, to tell the others why the job ends.
+# The chief delays its own end by at most this many seconds, to tell the others why the job ends.
 _TELLING_SECONDS = 2.0
 
 # An error from one of these modules may come from the loss of a worker.
@@ -168,7 +168,7 @@ class Monitor:
     def _leave_job(self, why: str | None, code: int, grace: float = GRACE_SECONDS) -> None:
         self._client.close(error=why and why[:500])
         self._let_others_know()
-        # A framework that waits for the other workers may keep this process from exiting. So this
+        # A framework that waits for the other workers may keep this process from exiting. So a new
         # thread ends the process after `grace` seconds.
         threading.Thread(target=_end_later, args=(code, grace), daemon=True).start()
 

@@ -47,7 +47,7 @@ Facts = Mapping[str, object]
 
 
 class MalformedError(ConnectionError):
-    """A message does not have the form that workers send."""
+    """Raised for a message that does not have the form of kerasdist's messages."""
 
 
 def packed(message: object) -> bytes:
@@ -78,7 +78,7 @@ def unpacked(body: bytes) -> Any:
 
 
 def compressed(value: object) -> str:
-    """Returns a value as compressed text. Long values for all workers are sent in this form."""
+    """Returns a value as compressed text, the form in which long values go to all workers."""
     return base64.b85encode(zlib.compress(json.dumps(value).encode())).decode()
 
 
@@ -109,7 +109,7 @@ class Timeouts:
 
     Attributes:
         join: The time in which all workers must join at the start.
-        heartbeat: The longest time in which a worker, or the chief, may send no message.
+        heartbeat: The longest time for which a worker, or the chief, may send no message.
         meeting: The longest wait for the other workers at a point that all must reach: an exchange,
             the next step, or the end of the script. A framework's collectives have the same limit.
     """
@@ -125,7 +125,7 @@ class Timeouts:
 
     @classmethod
     def of_environment(cls, environ: Mapping[str, str] = os.environ) -> Timeouts:
-        """Returns the time-outs that environment variables set, and the defaults of the others.
+        """Reads the time-outs from environment variables; uses defaults for variables not set.
 
         The variables are ``KERASDIST_JOIN_TIMEOUT``, ``KERASDIST_HEARTBEAT_TIMEOUT`` and
         ``KERASDIST_MEETING_TIMEOUT``.

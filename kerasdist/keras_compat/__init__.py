@@ -7,7 +7,7 @@ tests run the code that calls private functions, also with the oldest supported 
 
 from __future__ import annotations
 
-# All names that these files define are names of this package.
+# All names that these files define can be imported from this package.
 from kerasdist.keras_compat.data import *
 from kerasdist.keras_compat.models import *
 from kerasdist.keras_compat.optimizers import *

@@ -40,13 +40,13 @@ def _make_adapter(kind: type, *_: object, **__: object) -> Any:
 
 
 class DataAdapter:
-    """A base class for data adapters that Keras accepts."""
+    """A base class for kerasdist's own data adapters, so that Keras accepts them as adapters."""
 
     __new__: Any = _make_adapter
 
 
 def is_data_adapter(source: object) -> TypeGuard[Any]:
-    """Returns whether this is a data adapter: one of Keras's, or another that Keras accepts."""
+    """Returns whether this is a data adapter of Keras, or of another class that Keras accepts."""
     return isinstance(source, _base_of_adapters())
 
 
@@ -62,7 +62,7 @@ class _Given:
 
 
 def get_data_adapter(x: Any, y: Any = None, **arguments: Any) -> Any:
-    """Returns Keras's data adapter for a source; an adapter is returned as it is."""
+    """Returns Keras's data adapter for the source `x`; if `x` is an adapter, returns `x` itself."""
     adapter = internals.GET_DATA_ADAPTER.value(x, y, **arguments)
     if adapter is not x:
         setattr(adapter, _GIVEN, _Given(x, arguments.get("shuffle", False)))
@@ -192,7 +192,7 @@ def reads_past_epochs(adapter: Any) -> bool:
 
 
 def _orders_by_epoch() -> bool:
-    """Returns whether this Keras shuffles each epoch by the epoch's number, as from 3.16 on."""
+    """Returns whether this Keras shuffles each epoch by its number, as Keras does from 3.16 on."""
     return internals.EPOCHS_READ.is_there() or internals.EPOCHS_READ.is_gone()
 
 
@@ -215,7 +215,7 @@ def reads_aside(adapter: object) -> bool:
     """Returns whether TensorFlow prefetches batches by running Python code in another thread."""
     if backend_name() != "tensorflow":
         return False
-    source = _given(adapter).source  # TensorFlow prefetches only from these two kinds
+    source = _given(adapter).source  # TensorFlow prefetches only from the kinds below
     return isinstance(source, PyDataset) or inspect.isgenerator(source)
 
 
@@ -251,7 +251,7 @@ def _is_configured(config: Any, devices: Any, kind: str) -> bool:
 
 
 def tensorflow_of(dataset: object) -> Any | None:
-    """Returns the module of TensorFlow if a dataset is a ``tf.data`` dataset, else None.
+    """Returns the module `tensorflow` if a dataset is a ``tf.data`` dataset, else None.
 
     A dataset made by ``tf.distribute`` does not count.
     """
@@ -266,7 +266,7 @@ def auto_shard_policy(dataset: Any) -> str | None:
 
 
 class EqualBatches(NamedTuple):
-    """The sizes of a pipeline's batches, if the pipeline's element types show that all are equal.
+    """The number and size of a pipeline's batches, if its `element_spec` shows equal batches.
 
     Attributes:
         rows: How many rows each batch has.
@@ -280,7 +280,7 @@ class EqualBatches(NamedTuple):
 
 
 def equal_batches(dataset: Any) -> EqualBatches | None:
-    """Returns the sizes of a pipeline's batches; None if the batches may differ."""
+    """Returns the number and size of a pipeline's batches; None if the sizes may differ."""
     tf = tensorflow_of(dataset)
     if tf is None:
         return None
@@ -306,7 +306,7 @@ def every_nth_file(dataset: Any, shards: int, index: int) -> tuple[Any, str | No
     """
     tf = sys.modules["tensorflow"]
     try:
-        # `tf.distribute` calls the same operation. TensorFlow has no public function around it.
+        # `tf.distribute` calls the same operation. No public function of TensorFlow calls it alone.
         variant = tf.raw_ops.AutoShardDataset(
             input_dataset=tf.data.experimental.to_variant(dataset),
             num_workers=shards,
@@ -421,7 +421,7 @@ def tensorflow_rows(adapter: Any, chosen: Chosen, made: Callable[[Any, Any], Any
 
 
 def _numbers(adapter: Any) -> Any:
-    """Returns an adapter of the row numbers, in the order of another adapter's rows."""
+    """Returns an adapter that yields row numbers, in the order in which `adapter` yields rows."""
     numbers = get_data_adapter(
         np.arange(_leaves(adapter)[0].shape[0]),
         batch_size=adapter.batch_size,
@@ -432,7 +432,10 @@ def _numbers(adapter: Any) -> Any:
 
 
 def _taker(adapter: Any, framework: str, finish: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Returns a function that takes row numbers, and returns the rows in the framework's form."""
+    """Returns a function that gets row numbers, and returns these rows of the adapter's arrays.
+
+    The rows have the form that the framework's steps take.
+    """
     sliceables = internals.SLICEABLE.value(internals.ARRAYS.of(adapter), target_backend=framework)
 
     def take_rows(numbers: object) -> Any:

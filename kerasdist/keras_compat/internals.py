@@ -11,7 +11,7 @@ _OUTSIDE = "metrics and models that were made outside of the scope"
 _SCALE = "keras.src.losses.loss:scale_loss_for_distribution"
 _UNSCALE = "keras.src.losses.loss:unscale_loss_for_distribution"
 _TENSORFLOW, _TORCH, _COMPILED = ("tensorflow",), ("torch",), ("jax", "torch")
-_BY_REPLICA = ("tensorflow", "torch")  # on JAX, `fit` is one global program
+_BY_REPLICA = ("tensorflow", "torch")  # not JAX, on which `fit` is one global program
 
 # Features that need several internals.
 SHARDING, SAVE_ASYNC = "sharding=", 'kerasdist.callbacks.ModelCheckpoint(save="async")'

@@ -23,7 +23,7 @@ ops: Any = keras.ops
 LayoutMap: Any = keras.distribution.LayoutMap
 
 
-# Whether Keras divides the penalty on a layer's outputs by their number of rows (from 3.14 on).
+# Whether Keras divides a layer's activity penalty by the number of rows, as it does from 3.14 on.
 DIVIDES_ACTIVITY_PENALTY = VERSION >= (3, 14)
 
 
@@ -59,7 +59,7 @@ def is_orbax_checkpoint(callback: keras.callbacks.Callback) -> bool:
 
 
 def overrides(callback: keras.callbacks.Callback, events: Iterable[str]) -> bool:
-    """Returns whether a callback overrides one of these events of Keras's base class."""
+    """Returns whether a callback overrides one of the methods `events` of Keras's base class."""
     base = keras.callbacks.Callback
     methods = ((getattr(callback, event), getattr(base, event)) for event in events)
     return any(getattr(own, "__func__", own) is not inherited for own, inherited in methods)
@@ -237,7 +237,7 @@ def backend_name() -> str:
 def is_builtin(function_or_class: object) -> bool:
     """Returns whether a function or class belongs to Keras."""
     module = getattr(function_or_class, "__module__", None) or ""
-    # The tests of Keras count as user code.
+    # Code in Keras's own tests counts as user code.
     return module.partition(".")[0] == "keras" and not module.endswith("_test")
 
 
@@ -287,7 +287,7 @@ def held_by(model: keras.Model, kind: type[Any]) -> list[Any]:
 
 
 def _held_in(owners: Iterable[Any], kind: type[Any], depth: int = 0) -> list[Any]:
-    """Returns the objects of a class that are attributes of the owners, or in collections there.
+    """Returns the objects of a class in the owners' attributes, or in collections in these.
 
     If an attribute is an object of a user's class, the attributes of this object are searched too.
     The search follows at most `depth` such objects, one inside the other.
@@ -323,7 +323,7 @@ PACKAGES = frozenset(
 
 
 def is_of_user(function_or_class: object) -> bool:
-    """Returns whether a function or class is neither Keras's, a framework's nor kerasdist's."""
+    """Returns whether a function or class is a user's: defined in none of the `PACKAGES`."""
     module = getattr(function_or_class, "__module__", None) or "builtins"
     return module.partition(".")[0] not in PACKAGES
 
@@ -360,13 +360,14 @@ def require_losses_of_layers() -> None:
 def loss_ids_on(layer: Any) -> set[int]:
     """Returns Keras's set of the ids of a layer's losses in a stateless scope.
 
-    The set is empty if Keras lacks it; `require_losses_of_layers` then refuses `add_loss`.
+    If this version of Keras has no such set, the result is an empty set. In that case
+    `require_losses_of_layers` refuses `add_loss`.
     """
     return getattr(layer, internals.LOSS_IDS.attribute, set())
 
 
 def is_of_examples(metric: Any) -> bool:
-    """Returns whether a metric's class is one of Keras's that compute a value for each example.
+    """Returns whether a metric's class belongs to Keras, and computes one value for each example.
 
     The class's name decides, because this function is also called while the metric's constructor
     runs, before the constructor has stored the metric's function.
@@ -450,7 +451,7 @@ def set_keras_mask(tensor: Any, mask: Any) -> None:
 
 
 def keep_keras_mask(before: Any, after: Any, change: Callable[[Any], Any] | None = None) -> Any:
-    """Returns `after` with the mask of `before`, to which `change` is applied."""
+    """Gives the tensor `after` the mask of `before`, changed by `change`, and returns `after`."""
     mask = get_keras_mask(before)
     if mask is not None:
         set_keras_mask(after, mask if change is None else change(mask))
@@ -458,12 +459,12 @@ def keep_keras_mask(before: Any, after: Any, change: Callable[[Any], Any] | None
 
 
 def apply_mask(sample_weight: Any, mask: Any, *, dtype: Any, reduction: str) -> Any:
-    """Returns sample weights with a mask applied, by Keras's own function without patches."""
+    """Applies a mask to sample weights by Keras's own function, without kerasdist's patches."""
     keras_own = inspect.unwrap(internals.APPLY_MASK.value)
     return keras_own(sample_weight, mask, dtype=dtype, reduction=reduction)
 
 
 def is_compile_metrics(metric: object) -> bool:
-    """Returns whether a metric is the one in which Keras stores the metrics of `compile`."""
+    """Returns whether a metric is the container in which Keras keeps the metrics of `compile`."""
     # Of Keras's metrics that `model.metrics` may contain, only this one has an attribute `metrics`.
     return is_builtin(type(metric)) and hasattr(metric, "metrics")

@@ -30,7 +30,7 @@ ELEMENTWISE = (
 
 
 def is_elementwise(optimizer: keras.Optimizer) -> bool:
-    """Returns whether Keras's own code for an optimizer updates each element separately."""
+    """Returns whether an optimizer is Keras's own, and updates each element of a weight alone."""
     return isinstance(optimizer, ELEMENTWISE) and is_builtin(type(optimizer))
 
 
@@ -43,7 +43,7 @@ def updates_at_once(optimizer: keras.Optimizer) -> bool:
 def updating(optimizer: keras.Optimizer) -> Any:
     """Returns the optimizer that updates the weights.
 
-    This is the inner optimizer of a LossScaleOptimizer; any other optimizer is returned itself.
+    For a LossScaleOptimizer this is its inner optimizer. Any other optimizer is returned itself.
     """
     return optimizer.inner_optimizer if isinstance(optimizer, LossScaleOptimizer) else optimizer
 
@@ -83,7 +83,7 @@ def apply_combined_gradients(optimizer: Any, gradients: list[Any], variables: An
 
 
 def apply_scaled_gradients(optimizer: Any, gradients: list[Any], variables: Any) -> None:
-    """Does the same as ``LossScaleOptimizer.apply``, in code that JAX traces.
+    """Does the same as ``LossScaleOptimizer.apply``, in code that JAX can trace.
 
     Keras's own method has one branch for finite gradients and one for others, and leaks traced
     values from these branches (seen with 3.15.1). `stateless_apply` does not leak them.

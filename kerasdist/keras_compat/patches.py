@@ -2,13 +2,13 @@
 
 A row of the table names the functions that run in place of one function of Keras. The first
 argument of each function is the next function of the row, or Keras's own function for the last
-function of the row. The arguments of the call follow. For a model without a strategy, and for code
-outside of replicas, a function only calls its first argument, so that plain Keras code runs.
+function of the row. Its other arguments are those of the call. For a model without a strategy, and
+for code outside of replicas, a function only calls its first argument, so plain Keras code runs.
 
-If a class in `BASES` inherits a method, nothing of Keras is replaced. Instead the class gets one
-more base class before Keras's, with the functions as its methods. If a user's subclass overrides
-such a method, the override is still called first, and its ``super()`` call reaches the added base
-class.
+If a row names a method that a class in `BASES` only inherits, nothing of Keras is replaced. Instead
+the class gets one more base class, before the base classes that Keras gave it. The functions are
+methods of the added base class. If a user's subclass overrides such a method, the override is still
+called first, and its ``super()`` call reaches the added base class.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class Patch:
         target: The target that the functions replace: a public ``"module:Class.name"``, or an
             internal.
         reason: The purpose of the patch.
-        backends: The backends on which the patch is applied; all, if empty.
-        stands_for: If this is an internal, the patch is applied only where Keras lacks it.
+        backends: The backends on which the patch is applied; empty for all backends.
+        stands_for: If this is an internal, the patch is applied only if Keras lacks this internal.
     """
 
     functions: tuple[str, ...]
@@ -93,10 +93,10 @@ _LOSS = "keras.losses:CosineSimilarity"
 _TORCH, _BY_REPLICA = ("torch",), ("tensorflow", "torch")
 
 INHERITED = (f"{_MODEL}.compile", f"{_LOSS}.call")
-"""Methods that the class in the path inherits, and that are replaced where they are defined."""
+"""Methods that the class in the path inherits. They are replaced in the class that defines them."""
 
 BASES = (_MODEL, _LAYER, _OPTIMIZER, _VARIABLE)
-"""The public classes of Keras to which a base class may be added, by their ``__bases__``."""
+"""The public classes of Keras to whose ``__bases__`` kerasdist may add a base class."""
 
 PATCHES: tuple[Patch, ...] = (
     # Metrics, and the losses of layers.
@@ -171,8 +171,8 @@ PATCHES: tuple[Patch, ...] = (
     *_of(_LAYER, "named_parameters", "gives the replica's parameters", on=_TORCH),
     _at(internals.TRACK_VARIABLES, "track", "registers shards as parameters"),
     _at(internals.TRACK_VARIABLE, "track", "registers shards of a layer that is built"),
-    # Methods that a variable gets from an extra base class. Later versions of Keras define `assign`
-    # and `__repr__` in the class itself, so these methods are replaced in the class.
+    # Methods that a variable gets from an extra base class. Some versions of Keras define `assign`
+    # or `__repr__` in the class itself; there the class's own method is replaced.
     *_of(
         _VARIABLE,
         "__init__",
@@ -182,8 +182,8 @@ PATCHES: tuple[Patch, ...] = (
     _at(internals.INITIALIZE, "keep_shape initialize", "draws shards only; in a plan, nothing"),
     _at(internals.INITIALIZE_LATER, "keep_shape_later", "in a plan, draws nothing"),
     *_of(_VARIABLE, "assign", "combines values; stores a shard", "assign_shape assign store"),
-    # Reading a value gathers shards, keeps JAX from donating the array, and on TensorFlow first
-    # calls the functions that kerasdist has registered for reads.
+    # With these functions, a read of a variable's value gathers shards, and keeps JAX from donating
+    # the array. On TensorFlow, a read first calls functions that kerasdist registered for reads.
     *_of(_VARIABLE, "value", "gathers shards; records reads", "read_shape read_whole read"),
     *_of(_VARIABLE, "__repr__", "gathers no shards, before Keras 3.13", "show"),
 )
@@ -198,11 +198,11 @@ REFUSALS: tuple[Patch, ...] = (
 """Patches that refuse a call, if Keras lacks the internal without which the call would go wrong."""
 
 
-# Keras's own functions, in whose place others run; for a property, its getter. A key consists of
-# the id of the module or class that had the function, and of the function's name there.
+# The functions of Keras that were replaced; for a property, its getter. A key consists of the id of
+# the module or class that had the function, and of the function's name there.
 _originals: dict[tuple[int, str], Function] = {}
 
-# The functions that run in place of Keras's, by their names in the table.
+# The functions that run in place of functions of Keras, by their names in the tables.
 _installed: dict[str, Function | Method] = {}
 
 # The base classes that were added to classes of Keras, by the paths of these classes.
@@ -216,10 +216,11 @@ def patched() -> list[str]:
 
 
 def install(**functions: Function | Method) -> None:
-    """Replaces functions of Keras by the given functions, which have the names in the table.
+    """Replaces functions of Keras by the given functions.
 
-    Each name is given once per process. If this version of Keras lacks a target, nothing is
-    replaced, and the feature that needs the target raises a `VersionError` when it is used.
+    The keywords are the names of the functions in the tables, and each is given once per process.
+    If this version of Keras lacks the target of a patch, nothing is replaced for this patch, and
+    the feature that needs the target raises a `VersionError` when it is used.
     """
     _installed.update(functions)
     known, here = set[str](), backend_name()
@@ -268,7 +269,7 @@ def _is_defined(owner: Any, name: str) -> bool:
 
 
 def _base_of(path: str, owner: Any) -> type:
-    """Returns the base class that kerasdist adds to a class; the first call adds the base class."""
+    """Returns the base class that kerasdist adds to `owner`; the first call makes and adds it."""
     base = _bases.get(path)
     if base is None:
         about = f"What kerasdist adds to `{path.replace(':', '.')}`, for models of a strategy."
@@ -297,7 +298,7 @@ def _replace(patch: Patch, owner: Any, name: str, now: Any) -> None:
 
 
 def _as_function(call: Function, original: Function) -> Function:
-    """Returns a call as a function, because torch's compiler needs the name of a function."""
+    """Returns a callable as a plain function, because torch's compiler needs a function's name."""
     if isinstance(call, functools.partial):
         partial = call
 

@@ -1,4 +1,4 @@
-"""Data sources whose iterators can save a position, from which another iterator continues.
+"""Data sources whose iterators can save a position, from which a later iterator can continue.
 
 Such sources are ``tf.data`` pipelines, which Keras accepts on every backend, Grain's datasets and
 loaders, and a ``DataLoader`` with ``state_dict`` and ``load_state_dict``, such as torchdata's.
@@ -22,16 +22,16 @@ from kerasdist.keras_compat.data import (
 )
 
 Begun = Callable[[Callable[[], Any]], Any]
-"""The type of functions that return the iterator which Keras reads in place of a source's own.
+"""The type of a function that returns the iterator that Keras reads over a source.
 
-The argument is a function that makes the source's own iterator.
+The function gets as its argument a function that makes the source's own iterator.
 """
 
 # The number of `tf.data.experimental.ExternalStatePolicy.IGNORE`. With this policy TensorFlow does
-# not warn about state that it cannot save, because kerasdist itself warns about it.
+# not warn about state that it cannot save. kerasdist itself warns about such state.
 _IGNORE = 1
 
-# `_DRAWS`: operations that draw random numbers from their own seed, new ones in each iteration.
+# `_DRAWS`: operations that have a seed of their own, and draw new random numbers in each iteration.
 # `_CHANGES`: operations that change a variable, such as the state of a random generator.
 # `_PYTHON`: operations that call Python functions.
 _DRAWS = ("Random", "TruncatedNormal", "ParameterizedTruncatedNormal", "Multinomial")
@@ -184,7 +184,7 @@ def _pipeline(dataset: Any) -> Iterator[Any]:
 
 
 def _operations(step: Any) -> Iterator[Any]:
-    """Yields the operations in a transformation's functions, and in functions inside of those."""
+    """Yields the operations in the functions of a pipeline step, and in functions inside these."""
     functions = internals.FUNCTIONS_OF_PIPELINE.of(step)()
     graphs = [wrapper.function.graph for wrapper in functions]
     while graphs:
@@ -211,7 +211,8 @@ class _Followed:
 def _followed_by_grain(source: Any, begun: Begun) -> Any:
     """Returns a Grain dataset that does the same as `_Followed`.
 
-    `_Followed` does not suffice here, because Keras calls the method `map` of a Grain dataset.
+    `_Followed` does not suffice here: Keras calls the method `map` of a Grain dataset, and
+    `_Followed` would pass this call on to the source.
     """
     grain: Any = sys.modules["grain"]
 

@@ -42,7 +42,7 @@ def why_no_snapshots() -> VersionError | None:
 
 @final
 class Snapshot:
-    """The content that ``model.save`` or ``model.save_weights`` would write now.
+    """What ``model.save`` or ``model.save_weights`` would write when the snapshot is made.
 
     The snapshot takes arrays from `memory`, and puts them back after their values are written.
     """
@@ -102,7 +102,7 @@ class Snapshot:
                 with tempfile.NamedTemporaryFile(dir=path.parent) as weights:
                     self._write_weights(file(weights.name, mode="w"))
                     archive.write(weights.name, _WEIGHTS)
-            self._assets.archive = archive  # the assets are written when they are closed
+            self._assets.archive = archive  # to which `close` writes the assets
             try:
                 self._assets.close()
             finally:

@@ -30,7 +30,7 @@ def build_symbolically(model: Any, batch: object) -> None:
 
 
 def batch_spec(iterator: Any) -> Any:
-    """Returns the types and shapes of the batches of one of Keras's iterators on TensorFlow."""
+    """Returns the types and shapes of the batches that an iterator of Keras reads on TensorFlow."""
     begin = getattr(iterator, internals.EPOCH_ITERATOR.attribute, None)
     if begin is None:
         return iterator.data_adapter.get_tf_dataset().element_spec
@@ -65,7 +65,7 @@ def put_state(model: Any, state: Mapping[str, Any]) -> None:
     setattr(model, internals.JAX_STATE.attribute, dict(state))
 
 
-# The following functions are for all backends.
+# The following functions do not use that state.
 
 
 def drop_compiled(model: Any) -> None:
@@ -78,8 +78,9 @@ def skip_batches(model: Any, count: int, unread: int, logs: Any, then: Callable[
 
     Keras's loop looks up `train_function` for each step, so `train_function` is replaced until the
     batches are skipped. The loop calls `train_function` with a list of batches on PyTorch, with an
-    iterator on TensorFlow, and with the state and an iterator on JAX. The iterator does not contain
-    the first ``unread`` of the skipped batches. A step that skips batches returns `logs`.
+    iterator on TensorFlow, and with the state and an iterator on JAX. The iterator begins after the
+    first `unread` of the batches to skip, so only the others are read here. A step that skips
+    batches returns `logs`.
     """
     train = model.train_function
     done = 0

@@ -14,8 +14,8 @@ from kerasdist.core.internals import Internal
 from kerasdist.keras_compat import internals
 from kerasdist.keras_compat.internals import SEED_GENERATOR
 
-# The entry "scope" is the result of `name_of_scope`, which compiled steps read. A dictionary is
-# used instead of `functools.cache`, because torch's compiler would trace the function's body.
+# The entry "scope" is the result of `name_of_scope`. Compiled steps read this entry. They do not
+# call the function with `functools.cache`, because torch's compiler would trace its body.
 KNOWN: dict[str, str | None] = {}
 
 
@@ -101,8 +101,9 @@ _policy, _floatx = keras.config.dtype_policy, keras.config.floatx
 
 
 def settings() -> tuple[str, str, bool]:
-    """Returns the settings on which a compiled function depends, besides arguments and variables.
+    """Returns the settings of this thread on which a compiled function depends.
 
+    A compiled function also depends on its arguments and on variables, which are not included.
     Every step calls this function, so it must be fast.
     """
     return _policy().name, _floatx(), get_stateless_scope() is not None
@@ -133,7 +134,7 @@ set_global_seed_generator = partial(keep_of_thread, SEED_GENERATOR)
 
 
 def global_seed() -> int | None:
-    """Returns the last argument of ``keras.utils.set_random_seed``, None if it was not called."""
+    """Returns the seed that ``keras.utils.set_random_seed`` last got, None if it was not called."""
     return of_thread(internals.RANDOM_SEED)
 
 

@@ -39,7 +39,7 @@ def set_replication(variable: Any, synchronization: str, aggregation: str) -> No
 
 
 def reinitialize(variable: keras.Variable) -> None:
-    """Replaces the framework's variable by one with the same value, made in the current scope."""
+    """Replaces the framework's variable inside `variable` by a copy made in the current scope."""
     internals.REMAKE.of(variable)(variable.numpy())
 
 
@@ -109,8 +109,8 @@ def stored_value(variable: keras.Variable) -> Any:
     """Returns a variable's stored value, ignoring open scopes; None if it has no value yet.
 
     In a trial this is the value of the trial's copy. The result is also None if this version of
-    Keras stores values in another way. Then strategies refuse to make variables, and Keras itself
-    reads the variables of models without a strategy.
+    Keras stores values in another way. With such a version, strategies refuse to make variables,
+    and models without a strategy read their variables by Keras's own code.
     """
     trial = current.trial
     return getattr(variable, "_value", None) if trial is None else trial.get_current_value(variable)
@@ -119,7 +119,7 @@ def stored_value(variable: keras.Variable) -> Any:
 def value_reader() -> Callable[[keras.Variable], Any]:
     """Returns a function that reads stored values.
 
-    The caller may use the function until a trial begins or ends; then another function is needed.
+    The function is valid until a trial begins or ends. After that, call `value_reader` again.
     """
     return attrgetter("_value") if current.trial is None else current.trial.get_current_value
 

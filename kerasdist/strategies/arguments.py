@@ -92,10 +92,10 @@ def _checked_sharding(sharding: ShardingOption) -> Any:
 def named_devices(
     devices: Sequence[str] | None, earlier: Mapping[str, Any]
 ) -> Sequence[str] | None:
-    """Returns the argument `devices`, or the devices for a number of GPUs.
+    """Returns the argument `devices`; if the user gave a number of GPUs, the names of these GPUs.
 
-    In 2018 the strategies of ``tf.distribute`` took numbers of GPUs in place of devices. kerasdist
-    still accepts these arguments.
+    In the year 2018 the strategies of ``tf.distribute`` took a number of GPUs in place of devices.
+    kerasdist still accepts these earlier arguments.
 
     Args:
         devices: Names of devices, or None.
@@ -103,7 +103,8 @@ def named_devices(
 
     Raises:
         TypeError: If an argument is unknown, or both `devices` and a number are given.
-        UnsupportedError: If another argument of 2018 asks for something that kerasdist does not do.
+        UnsupportedError: If another argument that these strategies had in 2018 asks for something
+            that kerasdist does not do.
     """
     numbers = {k: n for k, n in earlier.items() if k.startswith("num_gpus") and n is not None}
     refuse_arguments("a strategy", {k: v for k, v in earlier.items() if k not in _NUMBERS})

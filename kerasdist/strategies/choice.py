@@ -25,10 +25,10 @@ from kerasdist.strategies import processes
 
 
 def require_no_other_workers(strategy: str) -> None:
-    """Refuses a strategy of one process in a worker that has not joined its job.
+    """Raises an error if a worker that has not joined its job makes a strategy of one process.
 
-    Otherwise each worker would train by itself on all data, and nobody would notice. A worker that
-    has joined its job may make a one-process strategy besides the strategy over all workers.
+    Without this error each worker would train by itself on all data, and nobody would notice. A
+    worker that has joined its job may also make a strategy of one process.
     """
     if current_job() is not None or processes.are_started_by_script():
         return
@@ -57,13 +57,13 @@ def chosen_devices(
 ) -> tuple[Device, ...]:
     """Returns the devices of a strategy.
 
-    If no names are given, the devices are all accelerators of this machine. They are all its CPU
-    devices instead, if it has no accelerator, or if ``KERASDIST_CPU_DEVICES`` is set. ``needed``
-    names further devices that must exist, such as the one that holds the variables.
+    If ``names`` is None, the result is all accelerators of this machine. If the machine has no
+    accelerator, or if ``KERASDIST_CPU_DEVICES`` is set, the result is all its CPU devices instead.
+    ``needed`` names further devices that must exist, such as the one that holds the variables.
 
-    If the backend has not started yet, this call first makes the CPU devices in ``names`` and
-    ``needed``, as far as they do not exist. The call then starts the backend. After that, JAX and
-    TensorFlow can make no CPU device.
+    If the backend has not started yet, this call first makes those CPU devices of ``names`` and
+    ``needed`` that do not exist. Then it starts the backend. Once JAX or TensorFlow has started, it
+    can make no further CPU devices.
     """
     wanted = prepare(backend, names, needed)
     for kind in sorted({device.kind for device in wanted}):
@@ -77,7 +77,7 @@ def chosen_devices(
 
 
 def require_available(backend: Backend, devices: Sequence[Device]) -> None:
-    """Raises a DeviceError if this machine lacks one of `devices`, which are of one kind.
+    """Raises a DeviceError if this machine lacks one of `devices`, which must be of one kind.
 
     This function starts the backend.
     """
@@ -113,9 +113,9 @@ class Choice:
     Attributes:
         numbers: The numbers of these GPUs among the GPUs that the process sees, in order; None for
             all.
-        peers: If this worker looks for GPUs before the framework starts, and finds none: the ranks
-            of all workers on this machine that have reported no GPUs, including this worker.
-            Otherwise empty.
+        peers: The ranks of all workers on this machine that have reported no GPUs before the
+            framework starts, including this worker. `own_part` divides GPUs among these workers if
+            the framework finds some. Empty if this worker has found GPUs or has not looked for any.
     """
 
     numbers: list[int] | None
@@ -125,9 +125,9 @@ class Choice:
 def agree(backend: Backend, job: Job, names: Sequence[str] | None) -> Choice:
     """Returns the GPUs that this worker takes.
 
-    Workers that see the same GPUs divide these GPUs among them. Workers with named devices, or on
-    CPUs, get no part of the divided GPUs. All workers must call this function before the framework
-    starts.
+    Workers that see the same GPUs divide these GPUs among them. Workers that compute on CPUs, or
+    for which the user has named devices, do not take part in this division. All workers must call
+    this function before the framework starts.
 
     Args:
         backend: The backend of the workers.
@@ -168,13 +168,13 @@ def agree(backend: Backend, job: Job, names: Sequence[str] | None) -> Choice:
 def devices_of_worker(
     backend: Backend, numbers: Sequence[int], found: Sequence[Device], names: Sequence[str] | None
 ) -> list[Device]:
-    """Returns a worker's devices by their names in the framework.
+    """Returns a worker's devices, with the names that the framework has given them.
 
     Args:
         backend: The backend, after `connect`.
-        numbers: The numbers in the worker's `Choice`, at least one.
+        numbers: The attribute `numbers` of the worker's `Choice`; it must not be empty.
         found: The result of `Backend.connect`.
-        names: The devices that the user has named, by their names before `connect`.
+        names: The devices that the user has named, by the names that they had before `connect`.
 
     Raises:
         DeviceError: If the framework does not see all of these devices.
@@ -191,27 +191,27 @@ def devices_of_worker(
 
 
 def own_part(devices: Sequence[Device], peers: Sequence[int], rank: int) -> Sequence[Device]:
-    """Returns the devices that a worker uses, of those that the framework sees.
+    """Returns those of the framework's devices that a worker uses.
 
-    Usually these are all, because the worker's GPUs were chosen before the framework started. In a
-    container without NVML (``NVIDIA_DRIVER_CAPABILITIES=compute``), only the framework finds GPUs;
-    then the workers in `peers` divide them here.
+    Usually a worker uses all of them, because its GPUs were chosen before the framework started. In
+    a container without NVML (``NVIDIA_DRIVER_CAPABILITIES=compute``), only the framework finds
+    GPUs. In this case, this function divides the GPUs among the workers in `peers`.
 
     Args:
         devices: The devices that the framework sees.
-        peers: The peers in the worker's `Choice`.
-        rank: The worker's number.
+        peers: The attribute `peers` of the worker's `Choice`.
+        rank: The worker's rank.
     """
     if devices[0].kind != "gpu" or rank not in peers:
         return devices
     own = gpus.part(len(devices), len(peers), peers.index(rank))
-    # If a worker sees fewer GPUs than there are workers, the workers see different GPUs. So each
-    # worker takes all GPUs that it sees.
+    # `own` is empty if this worker sees fewer GPUs than there are workers in `peers`. In this case
+    # the workers see different GPUs, so each worker takes all GPUs that it sees.
     return [devices[index] for index in own] or devices
 
 
 def check_promise(backend: Backend) -> None:
-    """Warns or raises if this process would compute on CPUs although the machine has a GPU.
+    """Warns or raises an error if this process would use CPUs although the machine has a GPU.
 
     This function is called if the framework sees no accelerator. It warns if the framework is built
     for CPUs. It raises an error if the framework is built for GPUs, or if an environment variable
@@ -219,8 +219,8 @@ def check_promise(backend: Backend) -> None:
     """
     visible, asked = gpus.visible(), gpus.are_named(os.environ)
     built = backend.uses_gpus() if visible or asked else None
-    # `built` is None if no GPU is found or named, or if the user has told the framework which GPUs
-    # to take.
+    # `built` is None in two cases: there is no GPU, and no environment variable names one; or the
+    # user has restricted which GPUs the framework may use.
     if built is None:
         return
     if visible and (built or asked):

@@ -26,14 +26,15 @@ class MirroredStrategy(Strategy):
     Each device holds a replica of the model. Every batch is divided among the replicas, and their
     gradients are combined so that the result equals that of one device with the whole batch.
 
-    On PyTorch each of several GPUs has its own process: the script that makes the strategy is
-    started once more for each further GPU. The first process continues as worker 0, as if
-    ``kerasdist run --workers gpu`` had started it. So the strategy must be the first thing that the
-    script does with Keras. Every process runs the whole script, with the same arguments and in the
-    same order. Work that only one process may do, such as writing a report, must be done by worker
-    0 (``KERASDIST_RANK=0``). Lines that the other processes print begin with the name of the
-    worker, ``[worker 1/8]``. When one process fails, all processes end with its exit code. In a
-    notebook each GPU has a thread instead; `kerasdist.launch` starts processes in a notebook.
+    On PyTorch with several GPUs, each GPU has its own process: kerasdist starts the script that
+    makes the strategy again, once for each GPU but the first. The first process continues as worker
+    0, as if ``kerasdist run --workers gpu`` had started it. So the strategy must be the first thing
+    that the script makes with Keras. Every process runs the whole script, with the same arguments
+    and in the same order. Work that only one process may do, such as writing a report, must be done
+    by worker 0 (``KERASDIST_RANK=0``). Lines that the other processes print begin with the name of
+    the worker, ``[worker 1/8]``. When one process fails, all processes end with its exit code. In a
+    notebook each GPU has a thread instead of a process; to train with processes in a notebook, use
+    `kerasdist.launch`.
 
     Example::
 
@@ -70,8 +71,8 @@ class MirroredStrategy(Strategy):
             batch_norm: ``"synchronized"``: BatchNormalization uses the global batch, as on one
                 device. ``"per_replica"``: it uses each replica's own rows, and the moving
                 statistics are averaged; this is faster, but does not give the numbers of one
-                device, and JAX does not support it. None: synchronized in `fit`. In custom loops
-                each layer then uses the replica's own rows, unless it is
+                device, and JAX does not support it. None: synchronized in `fit`. In custom loops,
+                None means that each layer uses the replica's own rows, unless it is
                 ``BatchNormalization(synchronized=True)``, as in ``tf.distribute``.
             check: Whether the first training step is compared with the same step on one device, if
                 your code could mix examples. If the steps differ, ``"warn"`` gives a warning and
@@ -85,18 +86,18 @@ class MirroredStrategy(Strategy):
             sharding: Which variables the replicas divide among them, so that a larger model fits.
                 None: each replica holds all variables. ``"optimizer"``: the optimizer's variables
                 are sharded. ``"full"``: the weights are sharded too. ``"auto"``: like ``"full"``,
-                but on JAX a model whose class has a layout map is sharded by that map.
-                TensorFlow supports none of these; on PyTorch each replica must be a process. Small
-                variables stay whole, see `kerasdist.Sharding`. On JAX, and on PyTorch with a
+                but on JAX a model whose class has a layout map is sharded by that map. TensorFlow
+                supports only None. On PyTorch each replica must have its own process. Small
+                variables are not sharded, see `kerasdist.Sharding`. On JAX, and on PyTorch with a
                 process per device, the argument may also be a ``keras.distribution.LayoutMap`` over
                 a mesh whose first axis divides the batch, and whose other axes divide variables.
             offload: Which variables the host's memory holds, so that a larger model fits.
                 ``"optimizer"``: the optimizer's variables that belong to a weight, except small
                 variables. A step copies them to the device, updates them, and copies them back.
                 This works with and without `sharding`. TensorFlow does not support it.
-            **earlier: Arguments of ``tf.distribute`` in 2018: `num_gpus` and `num_gpus_per_worker`
-                stand for that many `devices`. The error for any other argument says what to write
-                instead.
+            **earlier: Arguments that strategies of ``tf.distribute`` had in the year 2018.
+                `num_gpus` and `num_gpus_per_worker` give a number of GPUs in place of `devices`.
+                The error for any other argument says what to write instead.
 
         Raises:
             JobError: In a worker of a job of several workers, unless ``kerasdist run --workers
@@ -138,7 +139,7 @@ def _replicas(
         else:
             return backend.replica_set(chosen, options)
     resolver = detect()
-    assert resolver is not None  # the environment variables of the job are set here
+    assert resolver is not None  # by now, the job's environment variables are set
     place = resolver.membership()
     own = processes.checked_names(names, told, place.num_workers, place.rank)
     replicas = replicas_of_job(backend, place, own, options)

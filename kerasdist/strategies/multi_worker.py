@@ -34,13 +34,13 @@ _own: list[Device] = []
 
 @final
 class MultiWorkerMirroredStrategy(Strategy):
-    """Synchronous training on the devices of several workers: processes on one or more machines.
+    """Synchronous training on the devices of several workers, on one machine or more.
 
-    All workers run the same script. Environment variables tell a process which worker it is, and
-    where the other workers are (``kerasdist info`` shows these variables). The devices of each
-    worker hold replicas of the model. Every worker reads the same data in the same order, and
-    computes its own rows of every global batch. On every worker, ``fit``, ``evaluate`` and
-    ``predict`` return the same as on one device.
+    A worker is a process, and all workers run the same script. Environment variables tell a process
+    which worker it is, and where the other workers are (``kerasdist info`` shows these variables).
+    The devices of each worker hold replicas of the model. Every worker reads the same data in the
+    same order, and computes its own rows of every global batch. On every worker, ``fit``,
+    ``evaluate`` and ``predict`` return the same as on one device.
 
     The constructor waits until all workers have joined the job. The strategy must be the first
     thing that a script makes with Keras, before tensors, models and random seeds. In a job of one
@@ -78,8 +78,8 @@ class MultiWorkerMirroredStrategy(Strategy):
             devices: The devices of this worker. Every worker must have the same number of devices.
                 None means all accelerators of the machine, divided among the workers that see the
                 same accelerators. If there is no accelerator, None means all CPU devices.
-                Afterwards TensorFlow and JAX see only this worker's GPUs, numbered from 0; torch
-                sees all GPUs, with unchanged numbers.
+                Once the strategy is made, TensorFlow and JAX see only this worker's GPUs, numbered
+                from 0; PyTorch still sees all GPUs, with unchanged numbers.
             batch_norm: The same as in `MirroredStrategy`.
             check: The same as in `MirroredStrategy`.
             sharding: The same as in `MirroredStrategy`. The mesh of a LayoutMap has the devices of
@@ -93,7 +93,7 @@ class MultiWorkerMirroredStrategy(Strategy):
 
         Raises:
             TypeError: If an argument is unknown or has a wrong type.
-            ClusterError: If the environment contradicts itself.
+            ClusterError: If environment variables contradict each other about the cluster.
             JobError: If the workers do not find each other.
             DisagreementError: If the workers differ in versions or in their number of devices.
             DeviceError: If a device is unknown or named twice, or there is no device.
@@ -122,7 +122,10 @@ class MultiWorkerMirroredStrategy(Strategy):
 def replicas_of_job(
     backend: Backend, place: Membership, names: Sequence[str] | None, options: ReplicaOptions
 ) -> ReplicaSet:
-    """Joins the job; returns the replicas on all workers' devices. All workers must call this."""
+    """Joins the job, and returns the replicas on the devices of all its workers.
+
+    All workers must call this function.
+    """
     prepare(backend, names)
     job, is_new = join_job(place, _versions(backend))
     if is_new:

@@ -1,6 +1,6 @@
 """Starts one process per device for a `MirroredStrategy`, and decides when that is needed.
 
-This file needs neither Keras nor a framework.
+The code of this file uses neither Keras nor a framework.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 Launcher = Literal["processes", "threads"]
 
 # `_joined`: empty until this process has joined a job by making a `MirroredStrategy`. Then it has
-# one text: the devices of all workers, in the order of their ranks, or `EACH_ITS_OWN`.
+# one string: the names of all workers' devices, in the order of the ranks, or `EACH_ITS_OWN`.
 # `_ranks`: the processes of the other workers, if this process has started them.
 _joined: list[str] = []
 _ranks: list[Ranks] = []
@@ -52,10 +52,12 @@ def command() -> tuple[str, ...]:
     """
     words = [sys.executable, *sys.orig_argv[1:]]
     main = sys.modules["__main__"]
-    if main.__spec__ is None:  # a script, which may have changed the working folder
+    if main.__spec__ is None:  # a script, and not `python -m module`
+        # The command may name the script by a relative path. The absolute path replaces it, because
+        # the script may have changed the working folder.
         file = str(main.__file__)
         for index, word in enumerate(words[1:], start=1):
-            if file == word or file.endswith(f"/{word}"):  # the user gave a relative path
+            if file == word or file.endswith(f"/{word}"):
                 words[index] = file
                 break
     return tuple(words)
@@ -70,9 +72,9 @@ def why_not_again() -> str | None:
 
 
 def why_not_unasked() -> str | None:
-    """Returns why this process should not be started again unless the user has asked for it.
+    """Returns why this program should not be started again if the user has not asked for that.
 
-    Returns None if there is no reason.
+    Returns None if there is no such reason.
     """
     file = str(getattr(sys.modules["__main__"], "__file__", ""))
     if file.startswith(LIBRARIES):
@@ -81,7 +83,7 @@ def why_not_unasked() -> str | None:
 
 
 def checked_launcher(launcher: Launcher | None, backend: Backend) -> Launcher | None:
-    """Returns a strategy's argument `launcher`, if the backend supports its value."""
+    """Returns a strategy's argument `launcher` after a check that the backend supports it."""
     require_choice("launcher", launcher, (None, *get_args(Launcher)))
     if launcher == "processes" and backend.name not in WANT_PROCESS_A_DEVICE:
         raise UnsupportedError(
@@ -93,7 +95,7 @@ def checked_launcher(launcher: Launcher | None, backend: Backend) -> Launcher | 
 
 
 def devices_from_launcher() -> str | None:
-    """Returns the value of the variable that tells a worker of a `MirroredStrategy` its devices.
+    """Returns the value of the environment variable with the devices of a `MirroredStrategy`.
 
     Returns None if this process is not a worker of a `MirroredStrategy`, or if multiprocessing has
     started this process.
@@ -109,9 +111,10 @@ def devices_from_launcher() -> str | None:
 def are_started_by_script() -> bool:
     """Returns whether the job's workers are processes that this script itself starts.
 
-    Such a worker may use strategies of one process, like the process that the user started. The
-    result is also True in a process that multiprocessing has started from a worker, because this
-    process is not in the job and may use such strategies too.
+    Such a worker may also use strategies of one process, because it runs the same script as the
+    process that the user started. The result is also True in a child process that a worker has
+    started by multiprocessing. The child process may use these strategies too, because it is not
+    in the job.
     """
     told = devices_from_launcher() or os.environ.get(MIRRORED)
     return bool(told) and (is_child() or told not in (EACH_ITS_OWN, JOINED))
@@ -148,8 +151,11 @@ def are_wanted(backend: Backend, devices: Sequence[Device], launcher: Launcher |
 
 
 def start(devices: Sequence[Device]) -> str:
-    """Starts this script again for each device but the first; returns the devices by rank."""
-    # imported here, because only a script that starts its own processes needs it
+    """Starts this script again for each device but the first; returns the names of the devices.
+
+    The names are in one string, in the order of the workers' ranks, with commas between them.
+    """
+    # imported here, because only a script that starts its own processes uses `Ranks`
     from kerasdist.cli.launch.ranks import Ranks
 
     names = _by_rank(devices)
@@ -161,11 +167,11 @@ def start(devices: Sequence[Device]) -> str:
 def checked_names(
     names: Sequence[str] | None, told: str, workers: int, rank: int
 ) -> list[str] | None:
-    """Returns a list with the name of a worker's device; None means all devices that it sees.
+    """Returns a list with the name of a worker's device, or None for all devices that it sees.
 
     Args:
         names: The devices that the script names; None for all.
-        told: The result of `devices_from_launcher`.
+        told: The result of `devices_from_launcher` or `start`.
         workers: How many workers there are.
         rank: The rank of this worker.
     """
@@ -184,7 +190,7 @@ def checked_names(
 
 
 def check_same(devices: Sequence[Device], told: str) -> None:
-    """Refuses devices that differ from the devices for which the workers were started."""
+    """Raises an error if `devices` are not the devices for which the workers were started."""
     if ",".join(_by_rank(devices)) != told:
         raise UnsupportedError(
             f"Expected the devices for which this script has started its processes: {told}. "
@@ -206,15 +212,15 @@ def after_joining(told: str) -> None:
 
 
 def _by_rank(devices: Sequence[Device]) -> list[str]:
-    # Each process has CPU devices of its own, numbered from 0, so it takes its first one.
+    # Each process numbers its CPU devices from 0, so on CPUs each worker's device is "cpu:0".
     return ["cpu:0" if device.kind == "cpu" else str(device) for device in devices]
 
 
 def _other_job() -> str | None:
     """Returns why this process cannot be the first worker of a job that the script starts.
 
-    The process may already be a worker of another job, or the user may want it to be alone. Returns
-    None if neither is so.
+    The process may already be a worker of another job, or the user may have asked that it trains
+    alone. Returns None if neither is the case.
     """
     if kerasdist_variables.is_independent(None):
         return f"{kerasdist_variables.CLUSTER}=none makes this process a job of its own"

@@ -1,6 +1,6 @@
-"""The strategy for TPUs, whose replicas may have several devices, and topologies of TPUs.
+"""`TPUStrategy`, in which a replica may have several devices, and functions for TPUs.
 
-Users see this module as `kerasdist.tpu`, with the functions of ``tf.tpu.experimental``.
+Users see this module as `kerasdist.tpu`. Its functions are those of ``tf.tpu.experimental``.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ __all__ = ["DeviceAssignment", "DeviceOrderMode", "Topology", "initialize_tpu_sy
 class TPUStrategy(Strategy):
     """Synchronous training on TPUs, with each replica on one device or split across several.
 
-    On JAX the devices are this machine's TPUs; without TPUs its GPUs, and without GPUs its CPU
-    devices. In a job of several workers, such as the hosts of a TPU pod, the strategy has the
-    devices of all workers: each worker runs the same script and joins the job when it makes the
-    strategy, as with `MultiWorkerMirroredStrategy`.
+    On JAX the devices are this machine's TPUs. If the machine has no TPUs, the devices are its
+    GPUs, and if it has no GPUs either, its CPU devices. In a job of several workers, such as the
+    hosts of a TPU pod, the strategy has the devices of all workers: each worker runs the same
+    script and joins the job when it makes the strategy, as with `MultiWorkerMirroredStrategy`.
 
     With one worker a replica may have several devices, called its logical devices.
     `split_variables` says which variables are cut over these devices, so that a model that does not
@@ -69,13 +69,14 @@ class TPUStrategy(Strategy):
             experimental_device_assignment: How many replicas there are, and which devices each of
                 them has. None means one replica on each device.
             experimental_spmd_xla_partitioning: Has no effect, because on JAX, XLA always divides
-                the program.
-            sharding: The same as in `kerasdist.MirroredStrategy`, for replicas of one device each.
+                the program among the devices.
+            sharding: The same as in `kerasdist.MirroredStrategy`; not together with
+                `experimental_device_assignment`.
             **earlier: `device_assignment`, the name of `experimental_device_assignment` in
                 ``tf.distribute`` 1.
 
         Raises:
-            ClusterError: If the environment contradicts itself.
+            ClusterError: If environment variables contradict each other about the cluster.
             JobError: If the workers of a job do not find each other.
             DeviceError: If there are not enough devices, or the workers have different numbers of
                 them.
@@ -98,18 +99,19 @@ class TPUStrategy(Strategy):
     def experimental_split_to_logical_devices(
         self, tensor: Any, partition_dimensions: Sequence[int]
     ) -> Any:
-        """Cuts a tensor over the logical devices of a replica.
+        """Cuts a tensor into shards, one for each logical device of a replica.
 
         Args:
-            tensor: A tensor of the model's or the step's computation.
+            tensor: A tensor that the model or the step computes.
             partition_dimensions: Number of shards along each axis.
 
         Returns:
             The tensor, with the same shape and values.
 
         Raises:
-            ValueError: If the number of axes differs, if the shards do not multiply to the number
-                of logical devices, or if an axis cannot be cut evenly.
+            ValueError: If `partition_dimensions` does not have one number per axis, if the product
+                of its numbers is not the number of logical devices, or if an axis cannot be cut
+                evenly.
         """
         return self._devices_of_replica.split(tensor, partition_dimensions)
 
@@ -120,7 +122,7 @@ class TPUStrategy(Strategy):
         the whole tensor, including the requested device.
 
         Args:
-            tensor: A tensor of the model's or the step's computation.
+            tensor: A tensor that the model or the step computes.
             logical_device_id: The number of the device, from 0.
 
         Returns:
@@ -135,7 +137,7 @@ class TPUStrategy(Strategy):
         """Keeps a copy of a tensor on each logical device of a replica.
 
         Args:
-            tensor: A tensor of the model's or the step's computation.
+            tensor: A tensor that the model or the step computes.
 
         Returns:
             The tensor, with the same shape and values.
@@ -143,7 +145,7 @@ class TPUStrategy(Strategy):
         return self._devices_of_replica.replicate(tensor)
 
     def split_variables(self, rules: Mapping[str, Sequence[int]]) -> None:
-        """Cuts variables over the logical devices of each replica, so a device holds only a shard.
+        """Cuts variables into shards, of which each logical device of a replica holds one.
 
         An optimizer's variables are cut in the same way as the variable to which they belong.
 
@@ -152,14 +154,15 @@ class TPUStrategy(Strategy):
             strategy.split_variables({r"dense.*/kernel": (1, 2)})  # two halves of the columns
 
         Args:
-            rules: For each pattern the number of shards along each axis. The first pattern that is
-                found in a variable's path applies to the variable. The rules are added to earlier
-                rules, and apply from the next call of `fit`, `evaluate` or `predict`.
+            rules: Maps each pattern, a regular expression, to a number of shards along each axis.
+                The first pattern that is found in a variable's path applies to the variable. The
+                rules are added to earlier rules, and apply from the next call of `fit`, `evaluate`
+                or `predict`.
 
         Raises:
-            ValueError: If a pattern is not a regular expression, or the shards do not multiply to
-                the number of logical devices. If a rule does not fit a variable's shape, the call
-                that uses the variable raises this error.
+            ValueError: If a pattern is not a regular expression, or the product of a rule's numbers
+                is not the number of logical devices. If a rule does not fit a variable's shape, the
+                later call that uses the variable, such as `fit`, raises this error.
         """
         self._devices_of_replica.splits.add(rules)
 
@@ -236,7 +239,7 @@ def _of_all_workers(
 def connect_to_cluster(
     cluster_spec_or_resolver: ClusterResolver | None = None, **given: Any
 ) -> None:
-    """Checks a resolver. This process connects to the cluster later, when it makes a strategy.
+    """Only checks a resolver: the process connects to the cluster when it makes a strategy.
 
     Example::
 
@@ -251,7 +254,7 @@ def connect_to_cluster(
         **given: Arguments of ``tf.distribute``'s function that have no meaning here.
 
     Raises:
-        TypeError: If the first argument is not a resolver.
+        TypeError: If the first argument is neither a resolver nor None.
         UnsupportedError: If another argument is given.
     """
     refuse_arguments("connect_to_cluster", given)
@@ -297,8 +300,8 @@ if not TYPE_CHECKING:
     def __getattr__(name: str) -> Any:
         """Lets users write ``kerasdist.tpu.experimental``, as in ``tf.tpu.experimental``.
 
-        It is this module itself. For other names that TensorFlow has there, the error says what to
-        write instead.
+        The name `experimental` stands for this module itself. For other names that TensorFlow has
+        in ``tf.tpu``, the error says what to write instead.
         """
         module = sys.modules[__name__]
         return module if name == "experimental" else resolve("kerasdist.tpu", module, name)

@@ -1,1 +1,1 @@
-"""The training of models made under a strategy, by hooks into Keras's own loops."""
+"""Trains models that were made under a strategy, by hooks into Keras's own loops."""

@@ -1,4 +1,4 @@
-"""BatchNormalization on replicas: the rows whose statistics are used, and moving statistics.
+"""BatchNormalization on replicas: which rows it normalises by, and what its moving statistics are.
 
 In `fit` a layer normalises by the global batch, as on one device, unless the strategy has
 ``batch_norm="per_replica"``. In custom loops, as in ``tf.distribute``, a layer normalises by its
@@ -28,12 +28,12 @@ import keras
 
 from kerasdist import keras_compat
 from kerasdist.backends.base.collectives import Collectives, SoleReplica
-from kerasdist.core.context import StrategyLike, current, scoped_strategy
+from kerasdist.core.context import ReplicaLike, current, scoped_strategy
 from kerasdist.keras_compat import internals, ops
 
 Original = Callable[..., Any]
 
-# For 1,024 channels, 64 replicas send 0.8 MB together.
+# For 1,024 channels, 64 replicas together send 0.8 MB.
 # An all-gather of that size takes about as long as the start of a second small all-reduce.
 MOST_GATHERED = 64
 
@@ -49,10 +49,10 @@ def layer_created(original: Original, layer: Any, *args: Any, **kwargs: Any) -> 
 
 
 def statistics_options(options: dict[str, Any]) -> dict[str, Any]:
-    """Returns the arguments with which a variable is made.
+    """Returns the arguments with which Keras must make a variable; `options` are the given ones.
 
-    If the variable holds moving statistics of BatchNormalization, the arguments are changed so that
-    the replicas average the statistics.
+    They differ from `options` only for moving statistics of BatchNormalization, which the replicas
+    must average.
     """
     strategy = scoped_strategy()
     if options.get("trainable", True) or strategy is None or strategy.num_replicas_in_sync == 1:
@@ -67,14 +67,14 @@ def statistics_options(options: dict[str, Any]) -> dict[str, Any]:
 def _synchronization(batch_norm: str | None) -> str:
     """Returns the `synchronization` of moving statistics, which are means over the replicas.
 
-    With ``"per_replica"`` each assignment computes the mean of the replicas' values, which `fit`
-    weights by rows. Otherwise each read of the variable computes the mean.
+    With ``"per_replica"`` each assignment computes the mean of the replicas' values; in `fit` each
+    value is weighted by its replica's rows. Otherwise each read of the variable computes the mean.
     """
     return "auto" if batch_norm == "per_replica" else "on_read"
 
 
 def called(original: Original, layer: keras.Layer, *args: object, **kwargs: object) -> Any:
-    """Calls a BatchNormalization; if it is synchronized, all replicas assign equal statistics.
+    """Calls a BatchNormalization layer; if it is synchronized, all replicas get equal statistics.
 
     In custom loops, moving statistics that were made outside of the scope behave as if they were
     made inside.
@@ -85,7 +85,7 @@ def called(original: Original, layer: keras.Layer, *args: object, **kwargs: obje
     _require_places()
     if replica.local_batch is None and replica.num_replicas_in_sync > 1:
         keep_statistics(layer, replica.strategy.options.batch_norm)
-    is_alike = _is_synchronized(layer, replica.strategy, in_fit=replica.local_batch is not None)
+    is_alike = _is_synchronized(replica, layer)
     with replica.collectives.equal_writes() if is_alike else nullcontext():
         return original(layer, *args, **kwargs)
 
@@ -112,7 +112,7 @@ def moments(original: Original, layer: Any, inputs: Any, mask: Any) -> tuple[Any
         # Keras cannot synchronize on this backend, but outside of replicas `inputs` has all rows.
         return global_moments(SoleReplica(), 1, inputs, reduced_axes(layer, inputs), mask)
     axes = reduced_axes(layer, inputs)
-    if _is_synchronized(layer, replica.strategy, in_fit=replica.local_batch is not None):
+    if _is_synchronized(replica, layer):
         replicas = replica.num_replicas_in_sync
         return global_moments(replica.collectives, replicas, inputs, axes, mask)
     own_moments = replica.collectives.own_moments
@@ -135,19 +135,11 @@ def reduced_axes(layer: Any, inputs: Any) -> tuple[int, ...]:
     return (*range(channels), *range(channels + 1, rank))
 
 
-def has_synchronized_layers(model: Any, strategy: StrategyLike) -> bool:
-    """Returns whether layers of a model use the statistics of the global batch in `fit`."""
-    return any(
-        isinstance(layer, keras.layers.BatchNormalization)
-        and layer.trainable
-        and _is_synchronized(layer, strategy, in_fit=True)
-        for layer in keras_compat.flat_layers(model)
-    )
-
-
-def _is_synchronized(layer: Any, strategy: StrategyLike, *, in_fit: bool) -> bool:
-    norm = strategy.options.batch_norm
-    return layer.synchronized or (norm != "per_replica" if in_fit else norm == "synchronized")
+def _is_synchronized(replica: ReplicaLike, layer: Any) -> bool:
+    if layer.synchronized:
+        return True
+    norm = replica.strategy.options.batch_norm
+    return norm == "synchronized" if replica.local_batch is None else norm != "per_replica"
 
 
 def global_moments(
@@ -166,12 +158,12 @@ def global_moments(
         count, mean, squares = _of_some(inputs, axes, mask)
     else:
         mean, variance = own
-        # `ones_like` makes the ones on the device. To convert the number to a tensor, this thread
-        # would have to wait until the number is copied from the host.
+        # `ones_like` makes the ones on the device. If the number were converted to a tensor,
+        # this thread would have to wait until the number is copied from the host.
         count = ops.ones_like(mean) * _number(inputs, axes)
         squares = variance * count
 
-    # Each replica sends one row: count, mean and squared deviations, with a value per channel.
+    # Each replica sends three values per channel: the count, the mean and the squared deviations.
     row = ops.stack([ops.broadcast_to(count, ops.shape(mean)), mean, squares])
     row = ops.reshape(row, (3, -1))
     if replicas <= MOST_GATHERED:
@@ -194,8 +186,8 @@ def combined(counts: Any, means: Any, squares: Any, added: float) -> tuple[Any, 
     """Returns the mean and the variance of all replicas' values together.
 
     Args:
-        counts: The number of values of each replica. In this array and the next two, axis 0 is the
-            replica.
+        counts: The number of values of each replica. In this array and the next two, axis 0 runs
+            over the replicas.
         means: The mean of each replica's values.
         squares: The sum of the squared deviations of each replica's values from their mean.
         added: A number that is added to the count of all values.
@@ -207,7 +199,7 @@ def combined(counts: Any, means: Any, squares: Any, added: float) -> tuple[Any, 
 
 
 def _of_some(inputs: Any, axes: Sequence[int], mask: Any) -> tuple[Any, Any, Any]:
-    """Returns the count, mean and squared deviations of a replica's rows that are not masked."""
+    """Returns the count, mean and summed squared deviations of a replica's unmasked values."""
     weights = ops.ones_like(inputs)
     if mask is not None:
         weights = weights * ops.cast(ops.expand_dims(mask, -1), inputs.dtype)

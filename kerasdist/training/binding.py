@@ -1,4 +1,4 @@
-"""Binds an object to a strategy: gives the object a subclass of its class, with a mixin first.
+"""Binds an object to a strategy: replaces the object's class by a subclass that adds a mixin.
 
 A model is not bound: it keeps its own class. A metric or a regularizer, for example, gets a new
 subclass, whose first base is a mixin of kerasdist and whose second base is the user's class. The

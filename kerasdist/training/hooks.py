@@ -1,4 +1,4 @@
-"""The hooks into Keras: a short function for each place that behaves differently under a strategy.
+"""The hooks into Keras: a function for each place in Keras that differs under a strategy.
 
 `install` installs the hooks when the first strategy is made. Outside of a strategy's models and
 replicas, every hook computes what plain Keras computes, and may also warn or raise an error.
@@ -120,7 +120,7 @@ def _model_created(original: Original, kind: type, *args: object, **kwargs: obje
         trainer_class = strategy.replica_set.trainer_class
         _install_trainer(trainer_class)
         trainer = trainer_class(model, cast("Strategy", strategy), strategy.replica_set)
-        object.__setattr__(model, TRAINER, trainer)  # so Keras does not track it
+        object.__setattr__(model, TRAINER, trainer)  # so Keras does not track the trainer
         saving.hook(kind)
     return model
 
@@ -166,7 +166,7 @@ def _compile(original: Original, model: keras.Model, *args: object, **kwargs: ob
 
 
 def _with_trainer(run: Callable[[Original, TrainerLike, inspect.BoundArguments], Any]) -> Any:
-    """Returns a hook that calls `run` for a model with a trainer; plain Keras runs other models."""
+    """Returns a hook that calls `run` for a model with a trainer, and Keras for other models."""
 
     def hook(original: Original, model: keras.Model, *args: object, **kwargs: object) -> Any:
         trainer, name = trainer_of(model), original.__name__

@@ -1,8 +1,8 @@
-"""The losses that layers add: by ``add_loss``, and as penalties on their outputs.
+"""The losses that layers add: by ``add_loss``, and by an activity regularizer.
 
-All replicas share the layer objects, so losses of ``add_loss`` are kept separately for each
-replica. Inside a ``keras.StatelessScope`` that Keras or the user has opened (``stateless_call``,
-Keras's own step on JAX), Keras keeps these losses in this scope.
+All replicas share the layer objects, so kerasdist keeps the losses of ``add_loss`` separately for
+each replica. If Keras or the user has opened a ``keras.StatelessScope`` (``stateless_call``, or
+Keras's own step on JAX), Keras keeps the losses of ``add_loss`` in that scope.
 
 The activity regularizers L1 and L2 need no change, because Keras divides their penalties by the
 number of rows, so the penalties are means over the examples. Any other activity regularizer is
@@ -37,7 +37,7 @@ _MEANS = (
 
 
 def add_loss(original: Callable[..., Any], layer: keras.Layer, loss: object) -> None:
-    """Keeps a loss that a layer adds in its call, separately for each replica."""
+    """Stores a loss that a layer adds in its call, among the losses of the current replica."""
     if current.replica is not None:
         keras_compat.require_losses_of_layers()
     losses = _of_replica()
@@ -48,7 +48,7 @@ def add_loss(original: Callable[..., Any], layer: keras.Layer, loss: object) -> 
 
 
 def losses(original: Callable[..., list[Any]], layer: keras.Layer) -> list[Any]:
-    """Returns the losses that a layer and its inner layers added, then those that Keras keeps."""
+    """Returns the current replica's losses of a layer and its inner layers, then Keras's own."""
     of_replica, others = _of_replica(), original(layer)
     if not of_replica:
         return others
@@ -95,11 +95,11 @@ def _of_replica() -> dict[int, tuple[Any, list[Any]]] | None:
     """Returns the losses that kerasdist keeps for the current replica; None if Keras keeps them."""
     replica, scope = current.replica, keras_compat.get_stateless_scope()
     if replica is None:
-        # Outside of replicas, only a trial keeps these losses itself. A trial is a training step on
+        # Outside of replicas, kerasdist keeps these losses only for a trial: a training step on
         # copies of the variables, here on one device.
         return None if scope is None or scope is not current.trial else scope.layer_losses
     if scope is None:
-        # No other replica shares the layers of a single replica, so Keras's own list is used.
+        # If there is only one replica, no other replica shares its layers, so Keras's list is used.
         return None if replica.num_replicas_in_sync == 1 else replica.layer_losses
     return None if type(scope) is keras.StatelessScope else replica.layer_losses
 
@@ -119,8 +119,8 @@ def _of_global_batch(penalty_of: Callable[[Any], Any], x: Any) -> Any:
     penalty = penalty_of(replica.collectives.all_gather(x))
     if not keras_compat.DIVIDES_ACTIVITY_PENALTY:
         return penalty
-    # Keras will divide the penalty by n, the number of this replica's rows. The weight is n / N,
-    # where N is the number of rows of all replicas. Together they divide the penalty by N.
+    # Keras will divide the penalty by n, the number of this replica's rows. The replica's weight is
+    # n / N, where N is the number of rows of all replicas. The result is the penalty divided by N.
     return numerics.weighted(penalty, replica.local_batch.weight)
 
 

@@ -57,23 +57,23 @@ class ReplicatedMetric:
 
 
 class ReplicatedMean(keras.metrics.Mean):
-    """A `Mean` that weights a scalar by the replica's fraction of the rows of the global batch."""
+    """A `Mean` in which a scalar gets the replica's share of the global batch as its weight."""
 
     def update_state(self, values: Any, sample_weight: Any = None) -> Any:
-        """Updates the state with values for each row, or with a mean over this replica's rows."""
+        """Updates the state with one value per row, or with a scalar: the mean over the rows."""
         return super().update_state(*_shared(values, sample_weight))
 
 
 class ReplicatedSum(keras.metrics.Sum):
-    """A `Sum` that weights a scalar by the replica's fraction of the rows of the global batch."""
+    """A `Sum` in which a scalar gets the replica's share of the global batch as its weight."""
 
     def update_state(self, values: Any, sample_weight: Any = None) -> Any:
-        """Updates the state with values for each row, or with a mean over this replica's rows."""
+        """Updates the state with one value per row, or with a scalar: the mean over the rows."""
         return super().update_state(*_shared(values, sample_weight))
 
 
 class ReplicatedWrapper(keras.metrics.MeanMetricWrapper):
-    """A `MeanMetricWrapper` that gives the global batch to a function which mixes examples."""
+    """A `MeanMetricWrapper` whose function gets the global batch if it mixes examples."""
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
         """Updates the state with the values of the metric's function.
@@ -118,7 +118,7 @@ def _bind(metric: keras.Metric) -> None:
 class KnownValues(keras_compat.InnerScope):
     """A scope in which reads of some variables return given values.
 
-    Reads of other variables, and all assignments, go to the scope around it.
+    Reads of other variables, and all assignments, go to the scope around this one.
     """
 
     def __init__(self, values: Iterable[tuple[Any, Any]]) -> None:
@@ -134,7 +134,7 @@ class KnownValues(keras_compat.InnerScope):
 
 @contextmanager
 def summed(replica: ReplicaLike, metrics: Iterable[Any]) -> Iterator[None]:
-    """In this context, a replica reads the state of metrics as the sum over all replicas.
+    """In this context, a replica's reads of the metrics' states return sums over all replicas.
 
     All replicas must call this function. Nested calls do not sum the same variable again.
     """
@@ -155,7 +155,7 @@ def summed(replica: ReplicaLike, metrics: Iterable[Any]) -> Iterator[None]:
 
 
 class GlobalBatchMetric:
-    """A mixin that updates a metric with the global batch, because its state may not be a sum."""
+    """A mixin for a metric whose state may not be a sum: the global batch updates the metric."""
 
     def update_state(self, *args: object, **kwargs: object) -> Any:
         """Updates the state with the rows of all replicas, all of which must call this method."""
@@ -191,12 +191,6 @@ def metrics_of(model: Any) -> Iterator[Any]:
             yield from (one for one in given if isinstance(one, keras.metrics.Metric))
 
 
-def has_built_metrics(model: Any) -> bool:
-    """Returns whether Keras has made all metrics that `compile` got as names or functions."""
-    attached = keras_compat.attached_metrics(model)
-    return all(one.built for one in attached if keras_compat.is_compile_metrics(one))
-
-
 def prepare(model: Any, strategy: Strategy) -> None:
     """Prepares a model's metrics and activity regularizers for `fit`.
 
@@ -219,7 +213,7 @@ def _use_global_batch(metric: keras.Metric, strategy: Strategy) -> None:
     bind(metric, GlobalBatchMetric)
     for variable in metric.variables:
         if variable.aggregation == "sum":
-            # To read the variable itself would give the sum over the replicas.
+            # A read of the variable itself would return the sum over the replicas.
             value = ops.convert_to_numpy(strategy.runner.local_results(variable)[0])
             keras_compat.change_aggregation(variable, "only_first_replica", value)
 
@@ -259,7 +253,7 @@ def _is_one_row(y_pred: object) -> bool:
 
 
 def _shared(values: Any, sample_weight: Any) -> tuple[Any, Any]:
-    """Returns the values and weights by which a replica updates `keras.metrics.Mean` or ``Sum``.
+    """Returns the values and weights with which a replica updates a ``Mean`` or ``Sum`` of Keras.
 
     A scalar, such as the loss of a batch, is a mean over the replica's own examples. Such a scalar
     gets the replica's weight, so that all replicas together add one value with weight 1.

@@ -100,9 +100,9 @@ def mean_over_rows(
 def call_loss(original: Callable[..., Any], loss: Any, y_true: Any, y_pred: Any) -> Any:
     """Calls a loss object that wraps a function, such as `keras.losses.Dice`.
 
-    If the function is one of Keras's that mix examples, it gets the rows of all replicas. All
-    replicas must make this call. Most functions that mix examples return one value for all rows.
-    Only `circle` returns a value for each row. Then the values of this replica's rows are returned.
+    A function of Keras that mixes examples gets the rows of all replicas, so all replicas must make
+    this call. Most functions that mix examples return one value for all rows. Only `circle` returns
+    a value for each row; then the values of this replica's rows are returned.
     """
     replica = current.fit_replica
     if replica is None or getattr(loss.fn, "__name__", "") not in keras_compat.MIXING:
@@ -166,7 +166,7 @@ def reduce_loss(  # noqa: PLR0917  Keras's parameters
     own_reduction = "sum" if divides_sum else reduction
     loss = original(values, sample_weight, mask, own_reduction, dtype)
     if len(loss.shape) > 0:
-        loss = ops.sum(loss)  # for zero examples, Keras returns the losses, of shape (0,)
+        loss = ops.sum(loss)  # for zero examples, Keras returns an array of shape (0,)
     weight = replica.local_batch.weight
     if reduction == "sum":
         return per_weight(loss, weight)

@@ -1,4 +1,4 @@
-"""Checks for models made outside of a strategy's scope, and for ``keras.distribution``."""
+"""Checks that concern models made outside of a strategy's scope, and ``keras.distribution``."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def require_no_scope(model: keras.Model) -> None:
 
 
 def require_one_distribution(strategy: object) -> None:
-    """Refuses ``keras.distribution`` with a strategy, because both would split the batch."""
+    """Refuses ``keras.distribution`` for a strategy's model, because both would split the batch."""
     theirs = keras.distribution.distribution()
     if theirs is not None:
         raise UnsupportedError(
@@ -51,7 +51,7 @@ def require_unwrapped() -> None:
 def warn(model: keras.Model, call: str) -> None:
     """Warns once that a model runs on one device; in a job, raises an error for training.
 
-    There is no warning if another model was made in the strategy's scope, because then the user
+    Outside of the scope, there is no warning if another model was made in the scope. Then the user
     clearly wants this model on one device.
     """
     here = context.strategy_in_force()

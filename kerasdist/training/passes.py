@@ -1,6 +1,7 @@
 """Training in passes: how many rows a pass has, and which models are refused.
 
-A pass calls the model for some of a replica's rows; a backend's trainer makes the passes. If a
+After `kerasdist.config.set_most_examples_at_once`, a replica's step runs in passes. Each pass calls
+the model for some of the replica's rows. The trainer of the backend makes the passes. If a
 layer depends on rows outside of the pass, or keeps state from one call to the next, passes give
 other results than one call for all rows. Training a model with such a layer raises an error.
 """
@@ -36,7 +37,10 @@ def rows_of(args: Sequence[Any]) -> int:
 
 
 def require_rows_alone(model: Any) -> None:
-    """Refuses layers that depend on rows outside of a pass or add losses, before a step runs."""
+    """Refuses layers that depend on rows outside of a pass, and layers that add losses.
+
+    This check runs before a step runs. `require_nothing_kept` checks what a call has changed.
+    """
     for layer in keras_compat.flat_layers(model):
         if isinstance(layer, keras.layers.BatchNormalization) and layer.trainable:
             raise refused(f"layer={layer.name!r}, which normalizes by the whole global batch")

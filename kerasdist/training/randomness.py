@@ -33,7 +33,7 @@ _SIZED_BY = {
 
 
 def draw_rows(original: Callable[..., Any], *args: object, **kwargs: object) -> Any:
-    """Draws the same numbers as one device for the global batch; returns this replica's rows."""
+    """Draws what one device draws for the global batch, and returns the part for this replica."""
     replica, sized_by = current.fit_replica, _SIZED_BY.get(original.__name__)
     has_all_rows = replica is None or replica.num_replicas_in_sync == 1
     if has_all_rows or sized_by is None or current.draws_for_all or config.draws() != "global":
@@ -102,7 +102,7 @@ def _is_one_for_all(noise: object, rows: object) -> bool:
 def draw_seed(
     original: Callable[..., Any], generator: object, *args: object, **kwargs: object
 ) -> Any:
-    """Draws the next seed; replica 0 gets the seed that one device would draw.
+    """Draws the next seed, which differs between replicas; replica 0 gets the seed of one device.
 
     Returns an integer tensor of shape ``(2,)``.
     """
@@ -115,7 +115,7 @@ def draw_seed(
     if current.draws_for_all:
         return seed
     index, dtype = replica.replica_id_in_sync_group, seed.dtype
-    if not isinstance(index, int):  # on JAX the number is known only when the program runs
+    if not isinstance(index, int):  # on JAX the replica's number is a traced value
         offsets = [[_offset(one), 0] for one in range(replica.num_replicas_in_sync)]
         return seed + ops.convert_to_tensor(offsets, dtype=dtype)[index]
     return seed + ops.convert_to_tensor([_offset(index), 0], dtype=dtype) if index else seed

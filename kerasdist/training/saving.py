@@ -1,4 +1,4 @@
-"""Saves models under a strategy: which workers write files, and when the others wait for them.
+"""Saves models under a strategy: which workers write files, and when the other workers wait.
 
 If all workers save to one path, the chief writes the file and the others wait for it. If each
 worker has a path of its own, or only one worker saves, each worker that saves writes its own file.
@@ -7,8 +7,8 @@ See ADR 15.
 Models of KerasHub have further methods that write files. The method for Hugging Face's format puts
 all weights into a dictionary at once, and writes the dictionary to a file. kerasdist lets this
 method read symbolic tensors instead of variables. The dictionary then says how each entry of the
-file is computed, and kerasdist computes and writes one entry after another. KerasHub's own code
-writes the other files.
+file is computed, and kerasdist computes and writes one entry after another, so that the full
+weights are never in memory together. KerasHub's own code writes the other files.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def save(
     if trainer is None or not isinstance(filepath, str | os.PathLike):
         return original(model, filepath, *args, **kwargs)
     path = os.fspath(filepath)
-    # Only kerasdist's own callbacks save to such a temporary name, and only on the chief.
+    # Only kerasdist's callbacks pass a name that `replacing` has yielded, and only on the chief.
     if whole_files.is_unfinished(path):
         return original(model, filepath, *args, **kwargs)
     if not whole_files.is_remote(path):
@@ -73,8 +73,8 @@ def save(
         # If the path is a link, `whole_files.replacing` writes to the link's target. So the folder
         # of the target is checked.
         if all_read and not (makes_folders or os.access(Path(path).resolve().parent, os.W_OK)):
-            # The write below will fail before it reads a variable. The other workers wait for
-            # this worker's reads, so this worker reads the variables here.
+            # The folder is not writable, so the write below will fail before it reads a variable.
+            # The other workers wait for this worker's reads, so it reads the variables here.
             with tempfile.TemporaryDirectory() as folder:
                 write_into(folder)
         try:
@@ -87,8 +87,8 @@ def save(
 
     def write_whole() -> None:
         if function == "save_weights_only" and not (is_one_file or whole_files.is_remote(path)):
-            # The files contain each other's names, so each file must be written under its final
-            # name. Each new file replaces an old file of the same name.
+            # The files contain each other's names, so each file is written under its final name,
+            # in a temporary folder. Then each new file replaces the old file of the same name.
             with tempfile.TemporaryDirectory(prefix="unfinished-", dir=Path(path).parent) as folder:
                 write_into(folder)
                 for file in Path(folder).iterdir():
@@ -144,7 +144,10 @@ def _place_of(error: OSError) -> str:
 def refuse_save(
     original: Original, model: keras.Model, filepath: object, *args: object, **kwargs: object
 ) -> Any:
-    """Refuses to save in a job if kerasdist cannot hook Keras so that only one worker writes."""
+    """Refuses to save in a job, if Keras lacks the function that kerasdist replaces for saving.
+
+    If kerasdist cannot replace the function, it cannot keep the other workers from writing.
+    """
     trainer, internals = trainer_of(model), keras_compat.internals
     needed = internals.SAVE_MODEL if original.__name__ == "save" else internals.SAVE_WEIGHTS
     if needed is internals.SAVE_MODEL and str(filepath).endswith((".h5", ".hdf5", ".keras.h5")):
@@ -214,7 +217,7 @@ def _export(original: Original, model: keras.Model, path: str) -> None:
 class _Seen:
     """Stands for a layer, with symbolic tensors in place of its variables.
 
-    If LoRA is enabled, the layer's weight is read with the product of the adapters added.
+    If LoRA is enabled, a read of the layer's weight returns the weight plus the adapters' product.
     """
 
     def __init__(self, layer: keras.Layer, symbols: _Symbols) -> None:
@@ -293,7 +296,7 @@ def _without_weights(
         entries.update(known(symbols.of(backbone), **options))
         return {"none": keras.ops.zeros((1,))}
 
-    # If KerasHub has no exporter for a model, it raises an error itself.
+    # If KerasHub has no exporter for the model, nothing is replaced, and KerasHub raises an error.
     with replaced_entries(exporters, {} if known is None else {kind: note}):
         yield entries
 

@@ -30,7 +30,7 @@ _REPORTING = ("train_step", "test_step", "compute_metrics", "get_metrics_result"
 
 
 # For each method of a model that makes a function: the step that this function runs. If a user
-# overrides such a method and does not call super(), a step runs on one device only. Then
+# overrides such a method and does not call super(), the step would run on one device only, so
 # `require_made` raises an error.
 STEPS = {
     "make_train_function": "train_step",
@@ -47,8 +47,8 @@ class ReplicatedTrainer(TrainerLike):
     argument, and then the arguments of the call. `make_function` replaces the methods in `STEPS`.
 
     Attributes:
-        runs_builtin_steps: Whether no user-defined code changes what a step reports. The value is
-            False until `note_overrides` has determined it.
+        runs_builtin_steps: Whether Keras's own code alone determines what a step reports. The value
+            is False until `note_overrides` has determined it.
     """
 
     # The hooks for these methods have the same names in `PATCHES`, the table of patches.
@@ -65,13 +65,14 @@ class ReplicatedTrainer(TrainerLike):
     def prepare_other(model: keras.Model, replicas: Any) -> None:
         """Prepares training of a model that has no strategy, but has layers of a strategy's model.
 
-        On most frameworks there is nothing to prepare.
+        By default this method does nothing. A subclass overrides it if its framework needs this.
         """
 
     def make_function(self, name: str, original: Original, force: bool = False) -> Any:
-        """Returns the function that `fit`, `evaluate` or `predict` calls; makes it if necessary.
+        """Returns the function that the loop of `fit`, `evaluate` or `predict` calls.
 
-        `name` is a key of `STEPS`. With `force`, makes the function again if the model has one.
+        `name` is a key of `STEPS`. If the model already has the function, it is made again only
+        with `force`.
         """
         self.made.add(name)
         attribute = name.removeprefix("make_")
@@ -100,13 +101,13 @@ class ReplicatedTrainer(TrainerLike):
             self.model(symbolic)
 
     def build_symbolically(self, original: Original, *args: object, **kwargs: object) -> None:
-        """Builds unbuilt layers by the shapes of a batch, inside the strategy's scope."""
+        """Builds unbuilt layers from the shapes of a batch, inside the strategy's scope."""
         with self.building():
             original(*args, **kwargs)
 
     @contextmanager
     def building(self) -> Generator[None]:
-        """Opens the scope, so that variables of layers built now belong to the strategy."""
+        """Opens the scope, so that layers built in the block get variables of the strategy."""
         # A replica's step may build another model. Inside of a replica, new variables belong to the
         # strategy anyway, so the scope is not opened.
         with (
@@ -137,7 +138,7 @@ class ReplicatedTrainer(TrainerLike):
         return original(x, y, y_pred, *args, **kwargs)
 
     def get_metrics_result(self, original: Original) -> dict[str, Any]:
-        """Returns the results of the metrics, without a sum over processes: steps have summed them.
+        """Returns the results of the metrics, which the steps have already summed over processes.
 
         In a replica that runs Keras's own step, returns {}. Such a step does nothing with the
         results but return them, so the trainer reads the metrics after the step instead.
@@ -160,7 +161,7 @@ class ReplicatedTrainer(TrainerLike):
         passes.require_rows_alone(self.model)
 
     def note_overrides(self) -> bool:
-        """Sets and returns `runs_builtin_steps`."""
+        """Sets `runs_builtin_steps` by the methods that the model has now, and returns it."""
         self.runs_builtin_steps = all(map(self.has_builtin, _REPORTING))
         return self.runs_builtin_steps
 

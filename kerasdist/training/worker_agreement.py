@@ -30,7 +30,7 @@ _ADVICE = (
 def given(replicas: ReplicaSet, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the facts about a call's arguments that must be equal on all workers."""
     job = replicas.job
-    # If `fit` calls `evaluate`, the arguments were already compared, with those of `fit`.
+    # If `fit` calls `evaluate`, the workers have already compared the arguments of `fit`.
     if job is None or job.is_watched:
         return {}
     read = (arguments.get(name) for name in ("x", "validation_data"))
@@ -78,8 +78,8 @@ def calling(
         else:
             replicas.first_batches.history.clear()
         own = {} if is_inner else description.facts_of(model, anew=name == "fit")
-        # Without this comparison, a worker with more new variables would wait for the others in the
-        # first step.
+        # Before the first step, all workers together give new variables the chief's values. Without
+        # this comparison, a worker with more new variables would then wait for the others.
         own["new variables in the scope"] = len(replicas.initial_broadcast.waiting())
         _agree(job, name, model, own, {**facts, **_of_data(call.arguments)})
         if not is_inner:

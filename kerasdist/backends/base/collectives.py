@@ -83,8 +83,9 @@ class Collectives(abc.ABC):
     def all_moments(self, inputs: Any, axes: Sequence[int]) -> tuple[Any, Any] | None:
         """Returns the mean and variance of each channel over the rows of all replicas.
 
-        The result is differentiable. All replicas must call this method. It returns None on all
-        replicas if the framework has no function of its own for this.
+        The result is differentiable. All replicas must call this method. On a backend without an
+        implementation of its own, the method returns None on all replicas, and its caller combines
+        the replicas' own moments.
         """
         return None
 
@@ -153,7 +154,9 @@ class Collectives(abc.ABC):
     def replaced_by_gradients(
         self, gradients: Sequence[Any], variables: Sequence[Any]
     ) -> dict[int, Any]:
-        """Returns the next values of variables with ``overwrite_with_gradient``, by their indices.
+        """Returns the next values of variables with ``overwrite_with_gradient``.
+
+        The keys of the result are the indices of these variables in `variables`.
 
         Float8 scales are such variables: their "gradient" is their next value. The replicas' values
         are not added up: the largest of them is returned. All replicas must call this method.

@@ -203,7 +203,7 @@ class Backend(abc.ABC):
     def value_and_grad(
         function: Callable[[], tuple[Any, Any]], variables: Sequence[Any]
     ) -> tuple[tuple[Any, Any], list[Any]]:
-        """Calls a function and computes the gradients of its value with respect to variables.
+        """Calls a function, and computes its first result's gradients with respect to variables.
 
         Args:
             function: Takes no argument and returns a pair of a scalar tensor and any other value.
@@ -358,11 +358,11 @@ class ReplicaSet(abc.ABC):
         del variables  # Without a job there is no other worker. For jobs a backend overrides this.
 
     def shards(self, variable: Any) -> Sequence[HeldShard]:
-        """Returns this worker's shards of a variable; none if workers do not shard the variable.
+        """Returns this worker's shards of a variable; empty if workers do not shard the variable.
 
         The shards of the workers with the lowest ranks, in the order of the ranks, make up the
-        whole variable. All other workers hold copies of these shards. The call does not
-        communicate.
+        whole variable. All other workers hold copies of these shards. This method exchanges no data
+        with other workers.
 
         Args:
             variable: A Keras variable that has a value.
@@ -414,7 +414,7 @@ class ReplicaSet(abc.ABC):
 
     @abc.abstractmethod
     def data_adapter(self, adapter: Any) -> Any:
-        """Returns a Keras data adapter that yields global batches in the form that trainers take.
+        """Returns a Keras data adapter that yields global batches in the form that trainers expect.
 
         Args:
             adapter: The adapter that Keras made for the data of a call of `fit`, `evaluate` or
@@ -458,7 +458,7 @@ class CheckpointFormat(abc.ABC):
         """
 
     def lacking(self, path: str, wanted: Mapping[Key, str]) -> list[str]:
-        """Describes the wanted arrays that are damaged: their file is missing or too short.
+        """Describes each array in `wanted` that is damaged: its file is missing or too short.
 
         Returns an empty list on JAX, where the sizes of files do not show which arrays are damaged.
 

@@ -184,9 +184,9 @@ class KeptState:
 
     If a replica stores a new layer, variable or function in an object, as the first call of a model
     does, all replicas see it. All replicas then also see the other attributes that this replica has
-    set on the object, if these hold no tensors. Every other change is seen by its own replica only.
-    The change lasts for the next steps if the first replica has changed the same object. The code
-    after a step sees the changes of the first replica.
+    set on the object, if these hold no tensors. Every other change is seen only by the replica that
+    has made it. In the next steps this replica sees the change again if the first replica has
+    changed the same object too. Code that runs after a step sees the changes of the first replica.
     """
 
     def __init__(self, roots: Sequence[Place]) -> None:
@@ -202,8 +202,9 @@ class KeptState:
     def begin(self, replicas: int) -> None:
         """Begins a step.
 
-        The replicas' changes from earlier steps to an object are kept on two conditions: the first
-        replica has changed the object too, and no code outside of steps has changed it since then.
+        If a replica has changed an object in an earlier step, the change is kept on two conditions:
+        the first replica has changed the object too, and no code outside of steps has changed the
+        object since then.
         """
         places, left = self._places, self._left
         kept = {key for key in left if places[key].is_same(left[key])}
@@ -216,7 +217,7 @@ class KeptState:
                 del own[key]
 
     def start(self, replica: int) -> None:
-        """Makes those changes again that the replica had made by the end of the last step."""
+        """Repeats the changes that the replica had made by the end of the last step."""
         if self._own[replica]:
             self.put_back(self._own[replica])
 
@@ -232,7 +233,7 @@ class KeptState:
         return taken
 
     def put_back(self, taken: Changes) -> None:
-        """Makes those changes again that `take` has undone and returned."""
+        """Repeats the changes that `take` has undone and returned."""
         for key, contents in taken.items():
             self._places[key].write(contents)
 
@@ -241,7 +242,7 @@ class KeptState:
         self._own[replica] = self.take()
 
     def end(self, *, is_last: bool = False) -> None:
-        """Ends the step, and makes the first replica's changes again for the code after the step.
+        """Ends the step, and repeats the first replica's changes for the code after the step.
 
         With `is_last` this object drops all its references to users' objects. Otherwise a traced
         function, which refers to this object, would keep them in memory.

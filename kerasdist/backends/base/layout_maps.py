@@ -11,7 +11,7 @@ from kerasdist.errors import DeviceError
 
 @final
 class MapReader:
-    """Looks up weights, and outputs of layers, in a LayoutMap by their paths; checks the map.
+    """Looks up the layouts of weights and of layers' outputs in a LayoutMap; checks the map.
 
     Attributes:
         sizes: The size of each axis of the map's mesh.
@@ -21,11 +21,11 @@ class MapReader:
         self._map, mesh = layout_map, layout_map.device_mesh
         self.sizes: dict[str | None, int] = dict(zip(mesh.axis_names, mesh.shape, strict=True))
         self._paths: set[str] = set()  # paths of all weights that were looked up
-        # For each path of a layer's output: the last result of `output_axes`, and before it the
-        # numbers of weights and keys at that time. If a number has changed, `output_axes` computes
-        # the result again.
+        # For each path of a layer's output, a cached result of `output_axes`, as the second entry
+        # of a pair. The first entry says how many weights and keys there were when the result was
+        # computed. If a number has changed since then, `output_axes` computes the result again.
         self._outputs: dict[str, tuple[tuple[int, int], list[str | None] | None]] = {}
-        self._looked_through = 0, 0, 0  # weights, keys and outputs at the last check
+        self._looked_through = 0, 0, 0  # how many weights, keys and outputs the last check saw
 
     def require_useful(self) -> None:
         """Raises a ValueError if a key of the map matches no variable and no layer's output."""

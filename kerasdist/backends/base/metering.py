@@ -79,9 +79,10 @@ class Flops:
 
 @final
 class Window:
-    """The measurements of some consecutive steps; a `Meter` adds its steps to each window.
+    """The measurements of some consecutive steps.
 
-    After each `every` seconds of training the window calls `listener`.
+    A `Meter` adds each step to all of its windows. After each `every` seconds of training the
+    window calls `listener`.
     """
 
     def __init__(self, meter: Meter, every: float, listener: Callable[[Window], object]) -> None:
@@ -99,9 +100,9 @@ class Window:
         self._rows: list[np.ndarray[Any, Any]] = []
 
     def add(self, seconds: float, steps: int, samples: int | None, measured: Any) -> None:
-        """Adds a call of the train function, whose time `add_time` has already added.
+        """Adds the steps of a call of the train function.
 
-        `Meter.done` explains `measured`.
+        `add_time` has already added the call's time. `Meter.done` explains `measured`.
         """
         self._calls.extend((seconds, steps, math.nan if samples is None else samples))
         if measured is not None:
@@ -152,7 +153,7 @@ class Meter(keras.callbacks.Callback):
 
     Attributes:
         steps: The number of steps, counted as `steps_per_execution` for each call of the train
-            function. The last call of an epoch may really have taken fewer.
+            function. The last call of an epoch may really have run fewer steps.
         logs: The logs that the last step returned.
         source: The data adapter of this call of `fit`.
         knows_data: Whether the time that the host waits for batches is measured.
@@ -266,9 +267,10 @@ class Meter(keras.callbacks.Callback):
             self._collectives += time.perf_counter() - begin
 
     def _described(self, steps: int) -> tuple[int, int | None]:
-        """Returns how many steps the last call really took, and their number of examples.
+        """Returns how many steps the last call of the train function really took.
 
-        The number of examples is None if the adapter does not know the size of the last batch.
+        Also returns how many examples these steps had, or None if the adapter does not know the
+        size of the last batch.
         """
         source = self.source
         over = 0 if source.num_batches is None else self._calls * steps - source.num_batches
@@ -294,7 +296,7 @@ def _grouped(seconds: Any, steps: Any, group: int) -> list[float]:
 
 
 def waiting_for_workers() -> AbstractContextManager[None]:
-    """Returns a context; the time in its block counts as waiting in collectives."""
+    """Returns a context; time spent in its block counts as time waited in collectives."""
     return _NOTHING if current.meter is None else current.meter.in_collective()
 
 

@@ -24,8 +24,9 @@ class TrainerLike(abc.ABC):
         replicas: The strategy's replica set.
         given_metrics: The metrics and weighted metrics that ``compile`` got, flattened. An output
             without metrics has the entry None.
-        made: Which functions the trainer has already made, by the names of the model's methods:
-            ``make_train_function``, ``make_test_function`` and ``make_predict_function``.
+        made: Which functions the trainer has already made. For each of them, the set has the name
+            of the model's method that makes it: ``make_train_function``, ``make_test_function`` or
+            ``make_predict_function``.
         most_rows: How many rows a replica may process in one pass, found by trial steps. None: a
             replica processes all of its rows in one pass.
         most_examples: The largest batch, in examples, for which `most_rows` is known.
@@ -45,7 +46,8 @@ class TrainerLike(abc.ABC):
     def keep_rows(self, rows: int | None, examples: int) -> None:
         """Sets `most_rows`, which was found for batches of `examples` examples.
 
-        Models inside of this model get the same number, because its step may call them directly.
+        Models inside of this model get the same number, because this model's step may call them
+        directly.
         """
         for layer in [self.model, *keras_compat.flat_layers(self.model)]:
             trainer = trainer_of(layer)
@@ -105,8 +107,8 @@ def require_trainer(model: object) -> TrainerLike:
 def defined_by_user(instance: object, name: str) -> Any:
     """Returns an object's attribute as the user or Keras defines it; None if neither does.
 
-    The definitions in kerasdist's own classes are passed over. An attribute that is set on the
-    object itself precedes one of its class.
+    Definitions in kerasdist's own classes are ignored. An attribute that is set on the object
+    itself takes precedence over an attribute of its class.
     """
     own = getattr(instance, "__dict__", {}).get(name)
     if own is not None:

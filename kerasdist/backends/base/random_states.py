@@ -85,12 +85,12 @@ def text_of(state: Any) -> str:
 
 
 def state_of(text: str) -> Any:
-    """Converts the text that `text_of` has returned back to the state of the generator."""
+    """Returns the state of a generator of PyTorch, given the text that `text_of` made of it."""
     return _torch().frombuffer(bytearray.fromhex(text), dtype=_torch().uint8)
 
 
 def compared() -> dict[str, Any]:
-    """Returns, by library, the random state that must be equal on all workers."""
+    """Returns the random states that must be equal on all workers; the keys name the libraries."""
     states = {**kept(), "keras": keras_compat.global_seed()}
     if states["torch"] is None:
         del states["torch"]
@@ -128,8 +128,8 @@ def ensure_equal(job: Job, *, begins: bool = False) -> None:
 def _states_for_all(everyone: list[dict[str, str]]) -> list[Any] | None:
     """Returns the libraries whose states differ, the workers that differ, and the chief's states.
 
-    The list also has the chief's seed, and a new seed for the case that the chief has none. Returns
-    None if no states differ.
+    Before the chief's states, the list has the chief's seed, and a new seed for the case that the
+    chief has none. Returns None if no states differ.
     """
     # Only libraries that all workers have imported are compared. A library that only some workers
     # have imported does not shuffle data that all workers read.

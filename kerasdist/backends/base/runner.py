@@ -135,7 +135,7 @@ class Runner(abc.ABC):
         )
 
     def native_dataset(self, dataset: DistributedDataset) -> Any | None:
-        """Returns the framework's equivalent of a distributed dataset; None if there is none.
+        """Returns the framework's equivalent of a distributed dataset, or None if it has none.
 
         Args:
             dataset: A dataset over this runner's replicas.

@@ -63,7 +63,7 @@ class TriedBatch:
 
 
 class Trial(keras.StatelessScope, abc.ABC):
-    """One training step of a model: as plain Keras runs it on one device, or on the replicas.
+    """One training step of a model, either on the replicas or on one device, as in plain Keras.
 
     A trial is a Keras StatelessScope, so all threads of the step read and write Keras variables
     through it. A variable is copied at its first use, and the copies are dropped with the trial.
@@ -77,7 +77,7 @@ class Trial(keras.StatelessScope, abc.ABC):
         layer_losses: For each layer's id, the layer and the losses that it added by ``add_loss`` in
             the step on one device.
         makes_passes: Whether the step may call the model several times, each time with some of the
-            rows, to need less memory. Steps outside of a trial may do this.
+            rows, to save memory. Steps outside of trials may always do this.
     """
 
     makes_passes = False
@@ -96,7 +96,8 @@ class Trial(keras.StatelessScope, abc.ABC):
         self._replicas: Any = trainer.replicas
         self._alone = alone
         self._wants_outputs = outputs
-        # By a variable's id: the variable and its copy. Storing the variable keeps its id reserved.
+        # By a variable's id: the variable and its copy. While the variable is stored here, no other
+        # object can get the same id.
         self._copies: dict[int, tuple[Any, Any]] = {}
         self._applied = 0
         self._applying: list[Any] = []
@@ -120,7 +121,7 @@ class Trial(keras.StatelessScope, abc.ABC):
 
     @contextmanager
     def own_state_kept(self) -> Generator[None]:
-        """Restores state outside of Keras variables when the block ends, such as torch's buffers.
+        """When the block ends, restores state outside of Keras variables, such as torch's buffers.
 
         This default restores nothing. A backend whose models have such state overrides it.
         """
@@ -128,7 +129,7 @@ class Trial(keras.StatelessScope, abc.ABC):
 
     @abc.abstractmethod
     def copy(self, variable: keras.Variable) -> Any:
-        """Returns a copy of a variable's value, which the step reads instead of the value."""
+        """Returns what the step reads in place of a variable: usually a copy of its value."""
 
     @abc.abstractmethod
     def write(self, variable: keras.Variable, value: Any) -> None:
@@ -161,7 +162,7 @@ class Trial(keras.StatelessScope, abc.ABC):
                 variable.assign(ops.cast(self.value_of(variable) * factors, variable.dtype))
 
     def stand_in(self, optimizer: keras.Optimizer) -> Any:
-        """Returns the optimizer, or another object that updates the copies of variables for it."""
+        """Returns the optimizer, or an object that updates the variables' copies in its place."""
         return optimizer
 
     def apply_gradients(

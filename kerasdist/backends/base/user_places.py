@@ -1,4 +1,4 @@
-"""Finds where users' code may keep state: in attributes of objects, globals and closures."""
+"""Finds where users' code may keep state: in globals, closures and the attributes of objects."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def state_kept(model: Any) -> Iterator[None]:
 
 @final
 class _Code:
-    """Collects where users' code may keep state, and the names that occur in this code."""
+    """Collects the places in which users' code may keep state, and the names in this code."""
 
     def __init__(self) -> None:
         self.places: list[Place] = []

@@ -12,8 +12,8 @@ In custom loops both arguments mean the same as in ``tf.distribute``:
 | on_read | none | each keeps its own value | an error |
 | none | any | an error | the value |
 
-A variable with the synchronization none cannot be made in the scope of a strategy with several
-replicas either.
+In the scope of a strategy with several replicas, it is also an error to make a variable with the
+synchronization none.
 
 A value that is assigned outside of replicas is assigned to all components. If the variable is read
 as a sum, each component gets an equal part of the value.
@@ -58,10 +58,10 @@ def never_synchronized() -> ValueError:
 
 
 def require_first_made(variable: keras.Variable) -> None:
-    """Raises an error if a later replica of a process makes a variable that all replicas share.
+    """Raises an error if a later replica makes a variable that all replicas share.
 
-    The first replica must make such a variable. The check is for PyTorch, whose replicas run one
-    after another. On TensorFlow all replicas make a variable together.
+    Only the first replica of a process may make such a variable. The check is for PyTorch, whose
+    replicas run one after another. On TensorFlow all replicas make a variable together.
     """
     replica = current.replica
     if replica is None or replica.local_batch is not None:
@@ -102,7 +102,7 @@ def terms_of_initial_value(variable: keras.Variable) -> int:
 
 
 def counts_all_replicas(variable: keras.Variable) -> bool:
-    """Returns whether a variable is aggregated by sum or mean; checks that its type allows it."""
+    """Returns whether a variable's aggregation is sum or mean; checks that its type allows that."""
     dtype = keras_compat.stored_dtype(variable)
     if variable.aggregation == "mean" and (dtype == "bool" or "int" in dtype):
         raise ValueError(
@@ -131,7 +131,7 @@ class WithoutCommonValue(keras.Variable):
 
     @property
     def value(self) -> Any:
-        """The value, in replicas, trials and `StrategyExtended.update`; elsewhere an error."""
+        """The value. Only replicas, trials and `StrategyExtended.update` may read it."""
         if current.replica is None and current.trial is None and not current.updates_copies:
             require_aggregate(self)
         return super().value

@@ -49,8 +49,8 @@ def install() -> None:
 def is_compared(variable: keras.Variable, value: Any) -> bool:
     """Returns whether a weight file is only being compared with a model, and not loaded.
 
-    Then no value may be assigned. The function records that the file has a value for the variable,
-    and whether the value has another shape than the variable.
+    During a comparison, the caller must not assign the value. This function then records that the
+    file has a value for the variable, and whether its shape differs from that of the variable.
     """
     comparison: _Comparison | None = current.comparison
     if comparison is None:

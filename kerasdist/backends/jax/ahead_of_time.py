@@ -33,9 +33,10 @@ _NAMED_DEVICES = 1024  # A planned script may name devices, such as gpu:3, up to
 
 
 def described_devices(target: Target) -> list[Any]:
-    """Returns the devices of a target, for which XLA can compile, but which do not exist here.
+    """Returns descriptions of a target's devices, for which XLA can compile without the devices.
 
-    For TPUs this needs the package libtpu, and for GPUs JAX's plug-in.
+    JAX makes these descriptions only if the package libtpu (for TPUs) or JAX's GPU plug-in (for
+    GPUs) is installed.
     """
     topology, config = target.topology, target_config(target.chip)
     options = {"topology": topology, "target_config": config} if config else {}
@@ -58,7 +59,7 @@ class TrainingProgram:
         input_bytes: The bytes of a batch that each device gets.
         matmul_flops: Floating-point operations of matrix products and convolutions in one step, for
             all devices together, by the type of the operands.
-        logical_devices: How many devices compute one replica together.
+        logical_devices: How many devices one replica has.
     """
 
     lowered: Any
@@ -196,11 +197,12 @@ def _bytes_of(spec: Any, sharding: Any) -> int:
 
 @final
 class PlanningBackend(JaxBackend):
-    """The backend of a plan. A script can make a model on its devices, but cannot train the model.
+    """The backend under which ``kerasdist plan`` runs a script.
 
-    The devices are only descriptions of accelerators. A script may name any devices, because its
-    strategy always gets replicas on all described devices. If the plan sets `sharding` or
-    `offload`, this replaces the argument of the script's strategy.
+    The script can make a model, but cannot train it, because the devices are only descriptions of
+    accelerators. The script may name any devices, because its strategy always gets replicas on all
+    described devices. A `sharding` or `offload` that the user gives to the plan replaces the
+    argument of this name that the script gives to its strategy.
     """
 
     def __init__(
@@ -218,7 +220,7 @@ class PlanningBackend(JaxBackend):
         return tuple(Device(kind, i) for i in range(max(_NAMED_DEVICES, len(self._described))))
 
     def make_cpu_devices(self, count: int) -> None:
-        """Does nothing, because a planned script may name any devices."""
+        """Does nothing, because a planned script may name devices that were not made before."""
 
     def uses_gpus(self) -> None:
         """Returns None, because a plan uses no GPU of this machine."""

@@ -101,7 +101,7 @@ class JaxBackend(Backend):
     def uses_gpus(self) -> bool | None:
         """Returns whether JAX has a GPU plug-in.
 
-        Returns None if the user has set which devices JAX takes.
+        Returns None if the user's settings exclude all GPUs, or choose which GPUs JAX uses.
         """
         platforms = _config.jax_platforms
         without = platforms and not {"cuda", "gpu", "rocm"} & set(platforms.split(","))
@@ -116,7 +116,7 @@ class JaxBackend(Backend):
         return {name: str(getattr(_config, name)) for name in _SETTINGS}
 
     def connect(self, job: Job, gpus: Sequence[int] | None = None) -> tuple[Device, ...]:
-        """Starts `jax.distributed` and JAX; returns the GPUs in `gpus`, numbered anew from 0."""
+        """Starts `jax.distributed` and JAX. Returns the GPUs of `gpus`, with numbers from 0."""
         connection.connect(job, gpus)
         return self.devices("gpu") if gpus else ()
 
@@ -169,7 +169,7 @@ class JaxBackend(Backend):
 def coordinates_of(devices: Sequence[Any]) -> list[list[tuple[int, ...]]] | None:
     """Returns the coordinates of TPU cores, by process.
 
-    Returns None if two cores have the same coordinates, as cores of different slices can have.
+    Returns None if two cores have the same coordinates, which happens with several TPU slices.
     """
     by_process: dict[int, list[tuple[int, ...]]] = {}
     for one in devices:
@@ -194,7 +194,7 @@ def matmul_flops(jaxpr: Any) -> Counter[str]:
         elif name == "conv_general_dilated":
             left, kernel = (one.aval for one in equation.invars)
             outputs = kernel.shape[parameters["dimension_numbers"].rhs_spec[0]]
-            # A dilated input has zeros between its elements. Products with these are not counted.
+            # A dilated input has zeros between its elements. Products with the zeros do not count.
             inner = math.prod(kernel.shape) / outputs / math.prod(parameters["lhs_dilation"])
             found[str(left.dtype)] += 2 * inner * math.prod(equation.outvars[0].aval.shape)
         # cuDNN's attention, whose query and key have the axes (batch, length, head, size)

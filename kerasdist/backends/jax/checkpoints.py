@@ -24,8 +24,8 @@ from kerasdist.keras_compat import ops
 # In the folder of one step, Keras's OrbaxCheckpoint keeps the arrays in the first of these folders,
 # and Orbax's CheckpointManager in the second.
 _INNER = ("pytree", "default")
-# How many bytes of arrays are read at a time. Large checkpoints are read in 16 parts instead.
-# Memory must hold these bytes in addition to the values of the variables.
+# How many bytes of a checkpoint are read at a time. If a checkpoint has more than 16 times as many,
+# it is read in about 16 parts. Memory must hold a part in addition to the variables' values.
 _AT_ONCE = 1 << 26
 
 
@@ -45,7 +45,7 @@ class OrbaxFormat(CheckpointFormat):
             ) from error
 
     def folder_in(self, path: Path) -> Path | None:
-        """Returns the folder of the arrays, `path` or one inside; None if there are no arrays."""
+        """Returns the folder that holds arrays: `path` or a folder in it. None if neither does."""
         places = (path, *(path / one for one in _INNER))
         return next((one for one in places if super(OrbaxFormat, self).folder_in(one)), None)
 

@@ -4,10 +4,11 @@ JAX's coordination client polls the chief's service over one connection. If that
 the client aborts the process at once, before kerasdist can report which worker was lost, and prints
 a C++ stack instead of an error (https://docs.jax.dev/en/latest/fault_tolerance.html: "if
 process 0 fails, every process will fail"). The client has a callback for this case, but jaxlib
-cannot pass the status to Python and fails with ``std::bad_cast`` (seen with 0.10.2). So the client
-talks to a relay in its own process. When the chief dies, the relay keeps the client's connection
-open, and kerasdist's own monitor reports the loss. Only the small messages of JAX's coordination
-pass through the relay; collectives have their own connections.
+cannot pass the callback's argument, an error status, to Python, and fails with ``std::bad_cast``
+(seen with 0.10.2). So the client talks to a relay, which runs in the client's process. When the
+chief dies, the relay keeps the client's connection open, and kerasdist's own monitor reports the
+loss. Only the small messages of JAX's coordination pass through the relay; collectives have their
+own connections.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from kerasdist.job.monitor import GRACE_SECONDS
 # without saying which worker was lost.
 _LATER = 20
 
-# A part of the error message of JAX 0.10 that means that JAX has already started.
+# If an error of JAX 0.10 contains this text, JAX had already started before `connect` was called.
 _TOO_LATE = "must be called before any JAX calls"
 
 _CHUNK_BYTES = 1 << 16
@@ -72,7 +73,7 @@ def connect(job: Job, gpus: Sequence[int] | None = None) -> None:
             coordinator_bind_address=f"{interfaces}:{service.rpartition(':')[2]}",
             initialization_timeout=math.ceil(job.timeouts.join),
             heartbeat_timeout_seconds=math.ceil(_LATER * job.timeouts.heartbeat),
-            # After this time JAX aborts a failed worker. Until then the worker can end by itself.
+            # A failed worker has this much time to end by itself before JAX aborts it.
             shutdown_timeout_seconds=math.ceil(job.timeouts.heartbeat + GRACE_SECONDS),
         )
     except RuntimeError as error:

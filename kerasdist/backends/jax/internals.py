@@ -1,4 +1,4 @@
-"""The functions and classes of JAX that kerasdist needs and that are not public, or may move."""
+"""JAX's functions that kerasdist calls although they are not public, or may move."""
 
 from __future__ import annotations
 

@@ -79,14 +79,15 @@ class TensorFlowBackend(Backend):
     def settings(self) -> dict[str, Any]:
         """Returns whether functions run eagerly.
 
-        Workers must agree, because in eager functions collectives run one by one.
+        The setting must be equal on all workers, because in an eager function each collective runs
+        at once, when the code calls it.
         """
         return {"run_functions_eagerly": tf.config.functions_run_eagerly()}
 
     def replica_set(
         self, devices: Sequence[Device], options: ReplicaOptions, job: Job | None = None
     ) -> ReplicaSet:
-        """Returns replicas under a ``tf.distribute`` strategy, or one device without a strategy."""
+        """Returns replicas under a ``tf.distribute`` strategy; for one device, a `SoleDevice`."""
         patches.install()
         if options.sharding is not None:
             raise UnsupportedError(
@@ -153,7 +154,10 @@ class TensorFlowBackend(Backend):
         )
 
     def count_flops(self, function: Callable[..., object], *arguments: object) -> float | None:
-        """Counts the operations in the call's graph; None if it has loops or function calls."""
+        """Counts the floating-point operations in the graph of a call.
+
+        Returns None if the graph contains loops or calls of other functions.
+        """
         specs = [
             keras.tree.map_structure(lambda one: tf.TensorSpec(one.shape, one.dtype), each)
             for each in arguments
@@ -174,8 +178,8 @@ class TensorFlowBackend(Backend):
         the function did not read.
         """
         sources = [_component(variable) for variable in variables]
-        # A variable that was read gets a gradient of zeros, not None. The tape alone would miss
-        # variables that are read under ``ops.stop_gradient``.
+        # If the tape returns None for a variable that the function has read, as it does for a read
+        # under ``ops.stop_gradient``, the gradient becomes zeros. So the reads are recorded here.
         read: set[int] = set()
         with reads_preceded(lambda variable: read.add(id(variable))), tf.GradientTape() as tape:
             tape.watch([source for source in sources if not source.trainable])
@@ -243,7 +247,7 @@ def _component(variable: object) -> Any:
 
 
 def _events_of(path: Path) -> Iterator[Event]:
-    """Yields the events of an XPlane file in Chrome's trace format.
+    """Yields the events of an XPlane file, converted to Chrome's trace format.
 
     Each plane of the file becomes a process, and each line of a plane becomes a thread.
     """

@@ -1,4 +1,4 @@
-"""The functions and classes of TensorFlow that are not public and that kerasdist needs."""
+"""The private functions and classes of TensorFlow that kerasdist uses."""
 
 from __future__ import annotations
 

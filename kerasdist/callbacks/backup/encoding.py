@@ -75,8 +75,8 @@ class Encoder:
     Attributes:
         lost: The type of each value that cannot be saved; the keys are the paths of the values.
         filled: The values that can be restored in place, because a restarted script makes a value
-            at the same path. For each value, a pair of its path and its id; for an object that is
-            neither a container nor an array, a pair of its path and its type.
+            at the same path. For each value, a pair of its path and its id. If the value is neither
+            a container nor an array, its type takes the place of its id.
         tied: Sets of names of attributes that refer to the same object. If one attribute of a set
             is saved, all attributes of the set are saved.
     """
@@ -86,9 +86,9 @@ class Encoder:
     ) -> None:
         """Stores the objects to leave out, and which values can be restored in place.
 
-        ``there`` has the values that existed when `fit` began. An earlier encoder collected them in
-        its attribute `filled`, when it encoded the same objects as `fit` began. If ``there`` is
-        None, all values can be restored in place.
+        ``there`` tells which values existed when `fit` began: it is the attribute `filled` of an
+        encoder that encoded the same objects at that time. If ``there`` is None, all values can be
+        restored in place.
         """
         self.lost: dict[str, str] = {}
         self.filled: set[tuple[str, object]] = set()
@@ -165,7 +165,7 @@ class Encoder:
         return form
 
     def _refer_to(self, value: object, where: str) -> Form:
-        """Returns the form for a further reference to a value that already has a form."""
+        """Returns the form of one more reference to a value that already has a form."""
         self.filled.add((where, id(value)))
         _, form, first, attribute = self._seen[id(value)]
         if form is SKIPPED:
@@ -175,7 +175,7 @@ class Encoder:
         return {_TAG: "same", "as": form.setdefault("named", first)}
 
     def _state(self, state: object, where: str, depth: int = _DEPTH) -> Form:
-        """Returns the form of a state that exists only to be saved, such as from `state_dict()`.
+        """Returns the form of a state made only to be saved, such as the result of `state_dict()`.
 
         No value of the script is filled with this state, so its form is never marked as new.
         """
@@ -433,8 +433,8 @@ _OF_THE_CALL = frozenset(("params", "_model", "validation_data"))
 
 # A backup leaves out the attributes in `_OF_MONITOR` and `_OF_CSV`. Keras's callbacks compute those
 # in `_OF_MONITOR` from their arguments when the first epoch ends (`_set_monitor_op` changes
-# `min_delta`). Those in `_OF_CSV` belong to an open file. Of TensorBoard, a backup saves only
-# `_COUNTS_OF_TENSORBOARD`.
+# `min_delta`). Those in `_OF_CSV` belong to an open file. Of the attributes of the callback
+# TensorBoard, a backup saves only those in `_COUNTS_OF_TENSORBOARD`.
 _OF_MONITOR = frozenset(("monitor_op", "min_delta"))
 _OF_CSV = frozenset(("csv_file", "writer", "append_header"))
 _COUNTS_OF_TENSORBOARD = ("_global_train_batch", "_global_test_batch", "_previous_epoch_iterations")
@@ -442,7 +442,7 @@ _COUNTS_OF_TENSORBOARD = ("_global_train_batch", "_global_test_batch", "_previou
 
 @final
 class _Watched:
-    """An object with the checksums of its attributes before anything was restored.
+    """An object, and checksums of its attributes from the time before anything was restored.
 
     Attributes:
         object: The object.
@@ -476,7 +476,7 @@ class _Watched:
 
 @final
 class Remembering:
-    """Saves those attributes of objects, such as callbacks, that have changed since `fit` began.
+    """For objects such as callbacks, saves the attributes that have changed since `fit` began.
 
     After a restart the script itself sets all other attributes. So backups stay small, and
     attributes that differ between processes, such as a start time, keep the new process's values.
@@ -531,7 +531,7 @@ def _named(one: object) -> str:
 
 
 def _values(callback: Any) -> Mapping[str, object]:
-    """Returns the attributes of an object that a backup may save, by name."""
+    """Returns those of an object's attributes that a backup may save, by name."""
     if keras_compat.loads_state(callback):
         return {_STATE_DICT: callback.state_dict()}
     try:
@@ -579,7 +579,7 @@ def _write_again(logger: Any, content: bytes) -> None:
 
 
 def _lines_elsewhere(callback: object) -> list[str]:
-    """Returns a list with a line about a CSVLogger's file if this machine lacks it, else []."""
+    """Returns a line of text about a CSVLogger's file if this machine lacks the file, else []."""
     if not isinstance(callback, keras.callbacks.CSVLogger) or callback.csv_file is None:
         return []
     is_here = Path(callback.filename).is_file()

@@ -1,9 +1,9 @@
 """Checks that a backup belongs to the same call of `fit`: same model, optimizer, losses and data.
 
 If a run continued with another model or other data, its results would be silently wrong. So
-everything that Keras knows about the model and the data must be equal. A difference that may or may
-not matter, such as in the code of the user's own classes, only causes a warning, because a script
-may be repaired between two starts.
+everything that Keras knows about the model and the data must be equal in the backup and in the
+restarted script. A difference that may or may not matter, such as in the code of the user's own
+classes, only causes a warning, because the user may have repaired the script before the restart.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from kerasdist.core.user_warnings import warn_user
 from kerasdist.errors import BackupError
 from kerasdist.job.comparison import first_of
 
-# Facts about user code and rows of data, which only cause a warning if they differ.
+# The names of facts about user code and rows of data. If these facts differ between the backup and
+# the script, there is only a warning.
 _MAY_DIFFER = frozenset({description.KEY, "uses", description.ROWS})
 
 # Arguments of `compile` that change how fast a step is, but not what it computes.
@@ -32,7 +33,7 @@ _SHOWN = 100
 
 
 def of_model(model: object) -> dict[str, object]:
-    """Describes the model, its optimizer, and the arguments of `compile` as training begins."""
+    """Describes, as training begins, the model, its optimizer and the arguments of `compile`."""
     facts = description.facts_of(model, anew=True)
     compiled = {name: one for name, one in facts["compile"].items() if name not in _HOW_IT_RUNS}
     return {**facts, "compile": compiled}
@@ -48,7 +49,7 @@ def of_data(given: Mapping[str, object]) -> dict[str, object]:
 def is_same(
     path: Path, there: Mapping[str, object], here: Mapping[str, object], *, takes_weights: bool
 ) -> bool:
-    """Returns whether a backup belongs to this call; warns of differences that may matter.
+    """Returns whether a backup is of this call of `fit`; warns of differences that may matter.
 
     With `takes_weights`, a backup of another call only causes a warning, because only the backup's
     weights are used then.
@@ -90,7 +91,7 @@ def is_same(
 def _differences(
     there: object, here: object, path: str = "", kind: str = "refused"
 ) -> Iterator[tuple[str, str]]:
-    """Yields, for each difference between facts, its kind (how much it matters) and a text."""
+    """Yields each difference between facts: its kind (how much it matters), and its description."""
     if isinstance(there, dict) and isinstance(here, dict):
         for name in dict.fromkeys([*there, *here]):
             inner = "doubted" if name in _MAY_DIFFER else kind

@@ -51,7 +51,8 @@ class Interval:
     If `save_freq` is a number, a backup is due each time that this number of batches has passed in
     an epoch, and at the end of the epoch. With ``"auto"``, batches are counted from one backup to
     the next, across the ends of epochs. At the end of an epoch a backup is then due if half of the
-    chosen number has passed, because continuing from the end of an epoch is cheaper.
+    chosen number has passed, because a restart from the end of an epoch costs less than a restart
+    from the middle of an epoch.
 
     Attributes:
         is_open: Whether the number of batches between two backups is still to be chosen.
@@ -73,7 +74,7 @@ class Interval:
         self._since: float | None = None
 
     def train_begins(self, at_once: int, replicas: int, kept: Sequence[int] | None) -> None:
-        """Begins to count.
+        """Begins to count the batches of a call of `fit`.
 
         ``at_once`` is the number of batches in a call of the train function. ``kept`` is what the
         method `kept` returned for the backup from which the run continues; None if there is none.
@@ -86,7 +87,7 @@ class Interval:
             self._every = _FIRST * at_once if self.is_open else every
 
     def kept(self) -> list[int] | None:
-        """Returns the chosen number of batches, and the number of replicas; None if not chosen.
+        """Returns the chosen number of batches and the number of replicas; None if none is chosen.
 
         If a restarted run has another number of replicas, it chooses a number of batches anew.
         """
@@ -102,7 +103,7 @@ class Interval:
         self._passed = passed
 
     def batches_passed(self, count: int, wait: Callable[[], None]) -> None:
-        """Notes that `count` batches of the epoch are done.
+        """Records that training has passed `count` batches of the epoch.
 
         ``wait`` waits for the devices. It is called just before the timing of batches begins.
         """
@@ -121,8 +122,8 @@ class Interval:
     def is_due(self, count: int, before: int | None = None) -> bool:
         """Returns whether a backup is due after `count` batches of the epoch.
 
-        ``before`` is the number of batches at the last call of this method; None means the number
-        of batches at the last backup.
+        ``before`` is how many batches of the epoch had passed at the previous check; None means at
+        the last backup.
         """
         begin = self._last if self._is_auto else 0
         before = self._last if before is None else before

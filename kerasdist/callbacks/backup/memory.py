@@ -33,7 +33,7 @@ from kerasdist.job.launcher import MEMORY
 # have at most 64 MiB.
 _CHUNK = 16 << 20
 
-# The memory that must be free in addition to the size of the arrays: for the header of the file.
+# How many bytes must be free besides the bytes of the arrays, because the file also has a header.
 _HEADER = 16 << 20
 
 
@@ -41,8 +41,8 @@ def prepare(place: Path, job: Job | None, *, sends: bool) -> Path | None:
     """Returns the folder in memory to which this worker writes copies of backups.
 
     The result is None if another worker of the same host writes the copies. If another host has a
-    newer copy than the chief's host, this copy is sent to the chief's host. All workers must call
-    this function. ``sends``: whether the model belongs to a strategy, which can send the
+    newer copy than the chief's host, the newer copy is sent to the chief's host. All workers must
+    call this function. ``sends``: whether the model belongs to a strategy, which can send the
     chief's arrays to the other workers.
 
     Raises:
@@ -104,7 +104,7 @@ def has_room(folder: Path, arrays: Sequence[Unread | np.ndarray]) -> bool:
 
 
 def bring_newest(memory: Path, disk: Path, job: Job) -> None:
-    """Gives the chief the newest copy, unless the chief has a backup that is as new.
+    """Sends the newest copy to the chief, unless the chief already has an equally new backup.
 
     The chief may run on a host without a copy if its former host was lost. If the chief cannot
     write the copy, it warns and continues without a copy. All workers must call this function.

@@ -262,7 +262,10 @@ class Position:
             keras_compat.follow_source(adapter, source, self._places.begun)
 
     def _is_due(self, count: int) -> bool:
-        """Returns whether a backup may be due after `count` batches and can use the place there."""
+        """Returns whether the place after `count` batches must be saved.
+
+        This is so if a backup may be due at this place, and if the backup can use the place.
+        """
         if self._draws or not self._read_by_python:
             # If the pipeline draws random numbers, its place cannot be used within an epoch: the
             # place does not contain the state of these draws.
@@ -363,7 +366,7 @@ class Position:
         random_states.put_back(states)
 
     def begun_pipeline(self, make: Callable[[], Any]) -> Any:
-        """Does the same as `begun`. If TensorFlow reads the data, begins at their saved place."""
+        """Like `begun`; if TensorFlow reads the data, the iterator begins at their saved place."""
         places = None if self._read_by_python else self._places
         return self.begun(make if places is None else lambda: places.begun(make))
 
@@ -383,9 +386,9 @@ class Position:
 
     @contextmanager
     def looked_at(self) -> Generator[None]:
-        """After a restart, undoes what Keras changes in the data source by reading one batch.
+        """After a restart, undoes the changes that reading one batch makes in the data source.
 
-        Keras reads this batch, to find its types, in the block of this context manager.
+        In the block of this context manager, Keras reads this batch only to find its types.
         """
         random = random_states.kept()
         yield

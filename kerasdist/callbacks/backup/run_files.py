@@ -54,7 +54,7 @@ class RunFiles:
     """Finds the newest backup of a run, writes new backups, and removes old ones.
 
     A script may call `fit` twice with the same folder. If the script is restarted during the second
-    call, the first call must not touch the second call's backups.
+    call, it makes the first call again, which must not touch the second call's backups.
 
     Attributes:
         folder: The folder of the run's backups.
@@ -65,7 +65,7 @@ class RunFiles:
             folder; else None.
         takes_weights: Whether the weights of another call's backup may be used.
         in_memory: The folder in this host's memory to which this process writes each backup first;
-            None if it writes no backup to memory.
+            None if this process writes no backups to memory.
         number: The number of the newest backup.
         fit: How many calls of `fit` with this folder had ended in this process before this call.
         in_parts: Whether each worker writes its own shards of the sharded variables.
@@ -181,7 +181,7 @@ class RunFiles:
         return StoredVariables(chiefs, rank)
 
     def begin_next(self) -> None:
-        """Waits until the previous backup is on the disk, and increases the backup's number."""
+        """Waits until the previous backup is on the disk; sets `number` for the next backup."""
         self.wait()
         self.number += 1
 
@@ -319,7 +319,7 @@ def _is_failing() -> bool:
 
 
 def _run_of_launcher() -> str | None:
-    """Returns a name for the ``kerasdist run`` that started this process; None if none did.
+    """Returns a name for the ``kerasdist run`` that started this process; None if there is none.
 
     The name stays the same when ``kerasdist run`` restarts the job.
     """
@@ -351,7 +351,7 @@ def _remove_finished(folder: Path, run: str, ended: int | None = None) -> None:
 
 
 def _fit_of(path: Path) -> int:
-    """Returns how many calls of `fit` had ended when the call that wrote a backup began.
+    """Reads from a backup how many calls of `fit` had ended before the call that wrote it.
 
     The result is 0 for a damaged file.
     """
@@ -478,8 +478,8 @@ def name_of_run(folder: Path, job: Job) -> str | None:
         with contextlib.suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)
             _probe(folder, name).touch()
-    # Workers look only after the chief has made the folder, because a network file system may keep
-    # in its cache that the folder is missing.
+    # Workers look only after the chief has made the folder, because otherwise a network
+    # file system may keep in its cache that the folder is missing.
     name = str(job.broadcast_object("the folder of the backups", name))
     found = _probe(folder, name)
     sees = found.is_file() and os.access(folder, os.W_OK)

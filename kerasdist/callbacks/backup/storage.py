@@ -1,9 +1,9 @@
 """Backups on disk; a file is either complete or absent.
 
-A file consists of a line that identifies it, the length of a JSON header, the header, the bytes of
-the arrays, and a SHA-256 over all of that. The file is written under another name, flushed to the
-disk, and then renamed, which replaces an older file completely or not at all. Arrays are read,
-written and checked one after another, so that memory need not hold them all.
+A file consists of a line that names the format, the length of a JSON header, the header, the bytes
+of the arrays, and a SHA-256 over all of that. The file is written under another name, flushed to
+the disk, and then renamed, which replaces an older file completely or not at all. Arrays are read,
+written and checked one after another, so that they need not all be in memory at once.
 """
 
 from __future__ import annotations
@@ -59,12 +59,12 @@ class StoredFile:
 
     Attributes:
         path: The path of the file.
-        facts: The content of the header that is not about arrays.
+        facts: The content of the header, without the forms of the arrays.
         forms: The type and shape of each array; None for an array that is in another file.
     """
 
     def __init__(self, path: Path) -> None:
-        """Reads only the header; `require_whole` checks the file.
+        """Reads only the header. To check the whole file, call `require_whole`.
 
         Raises:
             BackupError: If the header does not have the form in which `write_file` writes headers.

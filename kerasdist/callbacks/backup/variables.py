@@ -93,8 +93,8 @@ For each shard: its region, the file that has it, and its index in that file.
 class StoredVariables:
     """The variables of a backup, in the chief's file and in the parts.
 
-    A worker reads only the part of its own rank, if its shards are the same as when this part was
-    written. The chief also reads the headers of all other parts.
+    If a worker has the same shards as the worker of its rank had when the backup was made, it reads
+    only the part of this rank. The chief also reads the headers of all other parts.
     """
 
     def __init__(self, chiefs: StoredFile, rank: int = 0) -> None:
@@ -144,7 +144,7 @@ class StoredVariables:
         return value[:, region.begin : region.end].copy()
 
     def _joined(self, variable: int, region: Region) -> np.ndarray:
-        """Joins a region from the shards in the files, whose number of rows `region` also has."""
+        """Joins a region from the shards in the files, which must have as many rows as `region`."""
         held = self._shards[variable]
         _, file, index = held[0]
         dtype = np.dtype(file.forms[index][0])
@@ -175,7 +175,7 @@ class StoredVariables:
 
 
 def variables_of(model: Any) -> list[keras.Variable]:
-    """Returns the variables of a model, of its optimizer and of its metrics as training begins."""
+    """Returns the variables that a model, its optimizer and its metrics have as training begins."""
     slots = keras_compat.slots_of(model)
     metrics = [one for metric in keras_compat.attached_metrics(model) for one in metric.variables]
     return _without_doubles([*model.variables, *slots, *metrics])
@@ -262,7 +262,7 @@ def _value(variable: Any) -> np.ndarray:
 
 
 def add_up_anew(variables: Sequence[Any], arrays: Sequence[object]) -> None:
-    """Assigns to each metric its sum over the replicas, as a run that restores the backup does.
+    """Assigns to metrics' variables their sums over the replicas, as a restored run does.
 
     So this run and the restored run add the same numbers in the same order, and their results are
     equal to the last bit. All workers must call this function.

@@ -46,7 +46,7 @@ class Reference:
 
     Attributes:
         rate: How many bytes a device can send in a second.
-        source: Where that rate comes from.
+        source: A text that names the links or the network with this rate.
     """
 
     rate: float
@@ -61,7 +61,7 @@ class Row:
     Attributes:
         workers: The number of workers.
         measured: The result of `kerasdist.callbacks.telemetry.Bench`; empty if the job failed.
-        failure: Why the job failed.
+        failure: Why the job failed; None if it succeeded.
     """
 
     workers: int
@@ -113,7 +113,10 @@ class Scaling:
         return [row for row in self.rows if row.measured]
 
     def efficiency(self, row: Row) -> float:
-        """Returns a replica's rate, divided by its rate with the smallest number of workers."""
+        """Returns the efficiency in a row, relative to the smallest number of workers.
+
+        It is a replica's rate, divided by a replica's rate in the first row of `measured`.
+        """
         first = self.measured[0]
         return row.rate / row.replicas / (first.rate / first.replicas)
 

@@ -28,7 +28,7 @@ def run_on_own_cores(size: int, command: list[str]) -> NoReturn:
 
 
 def train() -> None:
-    """Trains a network of dense layers, which `kerasdist.callbacks.telemetry.Bench` measures."""
+    """Trains a network of dense layers; `kerasdist.callbacks.telemetry.Bench` measures it."""
     import keras  # imported here, because `run_on_own_cores` does not need Keras
     import numpy as np
 

@@ -78,8 +78,8 @@ def collectives(strategy: Strategy) -> list[Finding]:
     assert replicas is not None
     total = _run(strategy, lambda here, x: here.all_reduce("SUM", x), (3,), 1)
     gathered = _run(strategy, lambda here, x: here.all_gather(x, axis=0), (2, 1), 0)
-    # Each worker's variable begins with the worker's rank. `equalize` must give every worker the
-    # chief's value, which is 0.
+    # At first, the elements of each worker's variable are the worker's rank. `equalize` must give
+    # every worker the chief's values, which are 0.
     with strategy.scope():
         variable = keras.Variable(np.full((3,), replicas.rank, "float32"))
     replicas.equalize([variable])
@@ -146,7 +146,7 @@ def bandwidth(strategy: Strategy) -> Finding:
 def equality(strategy: Strategy) -> list[Finding]:
     """Trains a model under the strategy and on one device, and compares the weights."""
     batch = max(32, 8 * strategy.num_replicas_in_sync)
-    last = batch // 2 + 3  # the replicas cannot divide this batch evenly
+    last = batch // 2 + 3  # the size of the last batch, which the replicas cannot divide evenly
     x, y = _data((_STEPS_AN_EPOCH - 1) * batch + last)
     options = {"batch_size": batch, "epochs": STEPS // _STEPS_AN_EPOCH, "shuffle": False}
     alone = _model()

@@ -41,9 +41,9 @@ class Finding:
 def judge(
     check: str, found: str, ok: str, *, warning: str = "", problem: str = "", where: str = ""
 ) -> Finding:
-    """Returns a finding, whose `meaning` is `problem`, or else `warning`, or else `ok`.
+    """Returns a finding, with one of the texts `problem`, `warning` and `ok` as its `meaning`.
 
-    The first of these texts that is not empty also decides the verdict.
+    This is the first of the three texts that is not empty. The argument's name is the verdict.
     """
     verdict: Verdict = "problem" if problem else "warning" if warning else "ok"
     return Finding(check, verdict, found, problem or warning or ok, where)

@@ -74,7 +74,7 @@ class Agent:
     def send(self, line: object) -> None:
         """Sends a line to the agent.
 
-        If the agent has ended, this method raises nothing, and the next call of `answer` raises.
+        If the agent has ended, this method raises no error, but the next call of `answer` does.
         """
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
@@ -82,7 +82,7 @@ class Agent:
             self._process.stdin.flush()
 
     def answer(self) -> Any:
-        """Waits for the answer to a line, and returns the answer.
+        """Waits for the agent's next answer, and returns it.
 
         Raises:
             AgentError: If there is no answer.
@@ -163,7 +163,7 @@ def between(told: Mapping[Agent, Mapping[str, Any]]) -> list[Finding]:
 
 
 def of_versions(facts: Mapping[str, Mapping[str, str]]) -> Finding:
-    """Returns the finding about the versions on the hosts."""
+    """Returns a finding that says whether all hosts have the same versions of all packages."""
     packages = sorted({name for versions in facts.values() for name in versions})
     differing = [
         f"{package}: "
@@ -240,8 +240,8 @@ def serve(others: TextIO, answers: TextIO) -> None:
 def _listen() -> dict[str, object]:
     """Starts a server that sends a random name to every client; returns its port and the name.
 
-    The port is one of the ports that jobs use, to test whether a firewall blocks these ports. A
-    client that receives another name has reached another machine.
+    The port is in the range that jobs use, so a client can test whether a firewall blocks that
+    range. A client that receives another name has reached another machine.
     """
     server, name = listening(""), secrets.token_hex(8)
     threading.Thread(target=_greet, args=(server, name), daemon=True).start()

@@ -93,7 +93,7 @@ class Facts:
         backend: The backend that Keras will choose.
         backend_reason: Where the choice of the backend comes from.
         backend_problem: Why the backend cannot be used here; None if it can be used.
-        devices: The environment variables that are set and choose devices.
+        devices: The environment variables that choose devices and are set, with their values.
         gpus: The GPUs that this process sees.
         gpu_problem: Why NVIDIA's driver does not work; None if it works or is not installed.
         strategy: The strategy that `kerasdist.auto` would return.

@@ -55,7 +55,7 @@ def cpu_variables(hosts: str | None, devices_per_worker: int | None = None) -> d
 
 
 def require_backend(name: str) -> None:
-    """Raises a `BackendError` if kerasdist has no backend of this name, or it is not installed."""
+    """Raises a `BackendError` if the backend of this name does not exist or cannot be used."""
     problem = backend_choice({**os.environ, VARIABLE: name}).problem
     if problem is not None:
         raise BackendError(problem)

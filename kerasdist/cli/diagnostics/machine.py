@@ -166,7 +166,7 @@ def _backend() -> Iterator[Finding]:
 def _is_built_for_cpus(backend: str) -> bool:
     """Returns whether TensorFlow or PyTorch was built for CPUs alone.
 
-    The result is False for JAX, whose single build gets GPUs from plugins.
+    The result is False for JAX, which has only one build: plugins add the support for GPUs.
     """
     if backend == "torch":
         return (version_of("torch") or "").endswith("+cpu")
@@ -335,7 +335,7 @@ def _driver(nvml: Any) -> Finding:
 def _memory(nvml: object) -> Finding:
     busy: list[str] = []
     for index, handle in gpus.handles(nvml):
-        # If a GPU shares the machine's memory, NVML reports no memory of it, and `memory` is None.
+        # `memory` is None for a GPU that has no memory of its own, but shares the machine's memory.
         memory = gpus.ask("nvmlDeviceGetMemoryInfo", handle)
         if memory is not None and memory.used > _BUSY * memory.total:
             busy.append(f"GPU {index}: {size(memory.used)} of {size(memory.total)} are used")

@@ -33,7 +33,7 @@ CALL, RESULT = "call", "result"
 
 
 def pickler() -> ModuleType:
-    """Returns cloudpickle, which can pickle functions of a notebook, or else pickle."""
+    """Returns cloudpickle, which can pickle a notebook's functions, or pickle if it is missing."""
     return importlib.import_module("cloudpickle") if is_installed("cloudpickle") else pickle
 
 
@@ -68,8 +68,8 @@ def launch(
     """Calls a function in several new processes of this machine, the workers of a job.
 
     This function is meant for notebooks and interactive interpreters; start a script by ``kerasdist
-    run``. The function may be defined in the notebook. The arguments and the result of the function
-    are pickled, so make the strategy and the model, and load the data, inside of the function.
+    run``. `fn` may be defined in the notebook. The arguments and the result of `fn` are pickled, so
+    make the strategy and the model, and load the data, inside of `fn`.
 
     Example::
 
@@ -99,7 +99,8 @@ def launch(
     Raises:
         Exception: The error that a worker raised first, with its traceback as a note.
         KeyboardInterrupt: After Ctrl-C, which ends all workers.
-        JobError: If a worker ended in another way, or this process is itself a worker.
+        JobError: If a worker failed in another way, such as by a signal, or this process is itself
+            a worker.
         DeviceError: If `workers` is ``"gpu"`` and this machine has no GPU.
         UnsupportedError: If the function or its arguments cannot be pickled.
     """

@@ -69,7 +69,7 @@ _CLEANING_SECONDS = 10.0
 @final
 @dataclass
 class Attempt:
-    """One start of a job.
+    """One attempt to run a job, from the start of its workers until all of them have ended.
 
     Attributes:
         to_begin: An iterable that starts the workers one after another, and yields each.
@@ -114,7 +114,7 @@ class Attempt:
         return AttemptResult(endings, self._signal, self._stopped_twice, self._makes_room)
 
     def _watch(self) -> None:
-        """Waits until all workers have ended, and ends them when one of them fails."""
+        """Waits until all workers have ended; if one of them fails, ends the others."""
         running = {worker.rank for worker in self._workers}
         self._act()
         while running:
@@ -221,10 +221,10 @@ class Launcher:
         self._board = Board()
 
     def run(self) -> JobResult:
-        """Runs the job until it has ended, with as many restarts as are allowed.
+        """Runs the job, and restarts it after failures at most `max_restarts` times.
 
-        If the main thread calls this method, SIGINT, SIGTERM and SIGHUP are passed on to the
-        workers during that time.
+        If the main thread calls this method, the launcher handles SIGINT, SIGTERM and SIGHUP until
+        the job has ended: it passes them on to the workers.
 
         Raises:
             OSError: If a worker cannot be started.
@@ -301,7 +301,7 @@ class Launcher:
                 yield Worker(begun, self._screen, self._events)
 
     def _hear(self, attempt: int, rank: int, line: bytes) -> None:
-        """Passes a worker's report on to the board, the slots and the warm processes."""
+        """Tells the board, the slots and the warm processes what a worker has reported."""
         said = live.report_in(line)
         self._board.heard(rank, said)
         if "backup" in said:
@@ -310,7 +310,7 @@ class Launcher:
             self._warm.start(said["frameworks"])
 
     def _remove_memory(self, attempts: Sequence[AttemptResult]) -> None:
-        """Removes the copies of backups that workers have left in memory when `fit` did not end."""
+        """Removes copies of backups from memory: a worker leaves them there if `fit` is cut off."""
         folder = start.memory_of(self._spec)
         shutil.rmtree(folder, ignore_errors=True)
         is_clean = len(attempts) == 1 and not attempts[0].exit_code
@@ -319,10 +319,12 @@ class Launcher:
         start.run_on(hosts, ("rm", "-rf", "--", folder), _CLEANING_SECONDS)
 
     def stop(self, number: int = signal.SIGTERM) -> None:
-        """Passes a signal on to the workers, and kills those that run longer than `stop_seconds`.
+        """Passes a signal on to the workers, and kills those that still run after `stop_seconds`.
+
+        A second call kills the workers at once.
 
         Args:
-            number: The signal. A second call kills the workers at once.
+            number: The signal.
         """
         self._events.put(Signalled(number))
 

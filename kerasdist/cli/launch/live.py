@@ -63,7 +63,7 @@ class Board:
     def heard(self, rank: int, report: State) -> None:
         """Adds a worker's report, such as its step and loss, to the state."""
         with self._lock:
-            if self._workers[rank]["phase"] == "ended":  # the report comes after the end
+            if self._workers[rank]["phase"] == "ended":  # the report arrived late
                 report["phase"] = "ended"
             self._workers[rank] |= {**report, "worker": rank, "last_sign": time.time()}
 
@@ -78,7 +78,8 @@ class Board:
             workers = [dict(one) for one in self._workers]
             attempt = self._attempt
         rates = [one for one in workers if one.get("samples_per_s") is not None]
-        # Workers that train together all report the rate of the global batches, so one is enough.
+        # Workers that train one model together all report the rate of the whole job. So the rate of
+        # one worker is enough.
         counted = rates[:1] if rates and rates[0]["workers"] > 1 else rates
         is_job = all(one.get("workers", 1) > 1 for one in workers)
         slowest = comparison.slowest(workers) if is_job else None
@@ -97,7 +98,7 @@ class Board:
 
     @contextlib.contextmanager
     def in_file(self, folder: Path) -> Generator[None]:
-        """Writes a file with the state once a second while the context is open, and at its end."""
+        """Writes a file with the state once a second inside of the block, and again at its end."""
         is_over = threading.Event()
 
         def write() -> None:
@@ -124,7 +125,7 @@ class Board:
 
 
 def report_in(line: bytes) -> State:
-    """Returns a worker's report; an empty dict if the worker ended in the middle of its report."""
+    """Returns the report in a line; an empty dict if the worker ended in the middle of the line."""
     try:
         report = json.loads(line)
     except ValueError:
@@ -138,10 +139,10 @@ def is_possible() -> bool:
 
 
 def shown(board: Board) -> Live:
-    """Returns a context that shows a board's state while it is open; the last state stays visible.
+    """Returns a context manager that shows a board's state as a table inside of the block.
 
-    While it is open, text that is written to `sys.stdout` or `sys.stderr` goes above the table, if
-    that stream is a terminal.
+    Text that the block writes to `sys.stdout` or `sys.stderr` goes above the table, if that stream
+    is a terminal. After the block, the last state stays visible.
     """
     # With `--live on` the table is drawn even if standard output is no terminal. For this case
     # `force_terminal` is set.

@@ -137,7 +137,7 @@ def host_of_chief(slots: Sequence[Slot]) -> str:
 
 
 def free_port() -> int:
-    """Returns a port of this machine that was free a moment ago, from 20000 to 32767."""
+    """Returns a free port from 20000 to 32767, which another process may still take."""
     with listening("") as opened:
         return opened.getsockname()[1]
 
@@ -156,7 +156,8 @@ def listening(host: str) -> socket.socket:
 
 
 def _draw() -> int:
-    # A script may seed Python's own generator, and would then get the same port in every run.
+    # A script may seed Python's default generator. Then that generator would give the same port in
+    # every run.
     return random.SystemRandom().randrange(1 << 16)
 
 
@@ -171,7 +172,7 @@ def _parsed(entry: str) -> tuple[str, int | None]:
 
 
 def counted(spec: JobSpec) -> JobSpec:
-    """Returns the job with `workers` as a number, if all its workers run on this machine.
+    """Returns the job with `workers` as a number; a job with hosts is returned unchanged.
 
     By default there is one worker per GPU on PyTorch, and a single worker on other backends, where
     one process uses all GPUs.
@@ -191,6 +192,6 @@ def counted(spec: JobSpec) -> JobSpec:
 
 
 def with_workers(spec: JobSpec, count: int) -> JobSpec:
-    """Returns the job with `count` workers, all of which one `MirroredStrategy` may use."""
+    """Returns the job with `count` workers, which together may form one `MirroredStrategy`."""
     told = {MIRRORED: EACH_ITS_OWN} if count > 1 else {}
     return replace(spec, workers=count, environment={**told, **spec.environment})

@@ -31,7 +31,7 @@ from kerasdist.job.job import current_job
 
 @final
 class Ranks:
-    """The other workers of this script on this machine, with this process as their rank 0."""
+    """The workers of a script on this machine: this process as rank 0, and those that it starts."""
 
     def __init__(self, command: Sequence[str], devices: Sequence[str], variables: dict[str, str]):
         """Starts the workers, one per device.
@@ -72,7 +72,7 @@ class Ranks:
         atexit.register(self._at_exit)
 
     def pass_on_interrupts(self) -> None:
-        """Passes Ctrl-C, which a terminal sends only to this process, on to the other workers."""
+        """Lets Ctrl-C reach all workers, because a terminal sends it only to this process."""
         handler = signal.getsignal(signal.SIGINT)
         if threading.current_thread() is not threading.main_thread() or not callable(handler):
             return
@@ -96,8 +96,8 @@ class Ranks:
     def _at_exit(self) -> None:
         if os.getpid() != self._pid:
             return
-        # A script may have called sys.exit with a code, but Python does not reveal it. So after
-        # sys.exit, the code of this process counts as 0.
+        # A script may have called sys.exit with an exit code, but Python does not tell an exit
+        # function this code. So after sys.exit, the exit code of this process counts as 0.
         code = int(getattr(sys, "last_value", None) is not None)
         has_joined = current_job() is not None
         self._self.end(code if has_joined else 1)

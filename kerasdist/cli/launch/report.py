@@ -23,10 +23,10 @@ from kerasdist.job.launcher import MEMORY
 
 
 def of_attempt(result: AttemptResult, spec: JobSpec, number: int) -> str:
-    """Returns the message after an attempt.
+    """Returns the launcher's message about an attempt that has ended.
 
-    If all workers succeed without a signal, the message is empty, or warns that none of several
-    workers has joined the job.
+    The message is empty if all workers have succeeded and the launcher got no signal. But if
+    several workers ran, and none of them has joined the job, the message is a warning.
     """
     total = len(result.endings)
     lines: list[str] = []
@@ -84,7 +84,7 @@ def of_start(spec: JobSpec, slots: Sequence[Slot]) -> str:
     if slots[0].host is None:
         said += _of_idle_gpus(spec, sizes[None])
     if backend.name not in KNOWN or backend.problem is None or spec.hosts:
-        return said  # another machine, on which the workers run, may have the backend
+        return said  # the hosts, on which the workers run, may have the backend
     return f"{said}\nwarning: {backend.problem}"
 
 
@@ -99,12 +99,12 @@ def _of_idle_gpus(spec: JobSpec, workers: int) -> str:
     return f"\n{idle} of the {count} GPUs of this machine stay idle: {having}"
 
 
-# Variables whose values are random at every start, or secret.
+# `of_dry_run` hides the values of these variables: they are secret, or random at every start.
 _HIDDEN = (JOB_ID, MEMORY, SECRET)
 
 
 def of_dry_run(spec: JobSpec) -> str:
-    """Returns a text about the workers that a job would start.
+    """Returns what ``--dry-run`` prints: each worker's host, variables and command.
 
     Raises:
         ClusterError: If the workers cannot be placed on the hosts.
@@ -118,8 +118,7 @@ def of_dry_run(spec: JobSpec) -> str:
         where = "on this machine" if slot.host is None else f"on {slot.host}, by ssh"
         lines = [f"worker {slot.rank}/{len(slots)} {where}"]
         lines.append(f"cd {shlex.quote(str(Path.cwd()))}")
-        # These are the variables that the launcher gives to the worker. Values that are random or
-        # secret are hidden.
+        # These are the variables that the launcher gives to the worker.
         variables = start.supervised(spec, slot, own)[0]["variables"]
         variables |= {name: "<hidden>" for name in _HIDDEN if name in variables}
         lines += [f"{name}={text}" for name, text in sorted(variables.items())]

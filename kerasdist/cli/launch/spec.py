@@ -16,7 +16,7 @@ from kerasdist.job.interruption import ExitCode
 from kerasdist.job.launcher import ProfiledSteps
 
 GPU = "gpu"
-"""Given as the number of workers, this means one worker per GPU of this machine."""
+"""As the number of workers, this value means one worker per GPU of this machine."""
 
 STOP_SECONDS = 20.0
 """How long workers have from SIGTERM to SIGKILL: less than the 30 s that Kubernetes gives a pod."""
@@ -37,7 +37,7 @@ class JobSpec:
             if there are hosts. None means one per slot of the hosts; without hosts it means one per
             GPU on PyTorch, and a single worker on other backends.
         min_workers: The job continues while at least this many workers are left; None means all.
-        devices_per_worker: How many CPU devices a worker prepares; None lets its script decide.
+        devices_per_worker: How many CPU devices each worker sets up; None: its script decides.
         max_restarts: How often the whole job may be restarted after a failure.
         hosts: ``host`` or ``host:slots``, or lists of hosts in Slurm's notation. Empty means this
             machine.
@@ -48,8 +48,8 @@ class JobSpec:
         stop_seconds: How long workers have from SIGTERM to SIGKILL.
         environment: Additional variables for the workers, which workers on other machines get too.
         join_port: The port on which the launcher listens for machines that join. 0: any free port.
-            None: no machine can join. The job never has more than `workers` workers. Joining needs
-            a secret.
+            None: no machine can join. The job never has more than `workers` workers. A machine
+            can join only if it has the job's secret.
         run_id: A name that all attempts of this job have, and no other job has.
     """
 
@@ -69,7 +69,7 @@ class JobSpec:
 
     @property
     def variables(self) -> dict[str, str]:
-        """The environment of each worker on this machine, without variables such as its rank."""
+        """The variables that all workers on this machine get: this process's and `environment`."""
         return {**os.environ, **self.environment}
 
 
@@ -135,17 +135,17 @@ class AttemptResult:
 
     @property
     def ran_separately(self) -> bool:
-        """Whether several workers ended well, and none of them joined the job."""
+        """Whether there were several workers, and all ended well without joining the job."""
         return len(self.endings) > 1 and not any(
             each.joined or each.exit_code or each.stopped for each in self.endings
         )
 
     @property
     def cause(self) -> WorkerExit | None:
-        """The worker that failed first; None if no worker failed.
+        """The worker whose failure made the attempt fail; None if no worker failed.
 
-        A worker that failed by itself counts before a worker that lost another worker, and both of
-        them count before a worker that was preempted.
+        This is the first worker that failed by itself. If there is none, it is the first worker
+        that lost another worker, and otherwise the first worker that was preempted.
         """
         failed = [each for each in self.endings if each.exit_code and not each.stopped]
         return min(

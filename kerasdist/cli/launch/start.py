@@ -24,8 +24,9 @@ from kerasdist.job.launcher import MEMORY
 from kerasdist.job.listening import COORDINATOR_FD
 from kerasdist.job.protocol import Timeouts
 
-# Workers on other machines get this process's variables with these prefixes, and `_NAMES`. These
-# variables have the same meaning on every machine, unlike PATH or CUDA_VISIBLE_DEVICES.
+# A worker on another machine gets those variables of this process whose names begin with one of
+# these prefixes or are in `_NAMES`. These variables mean the same on every machine, unlike PATH or
+# CUDA_VISIBLE_DEVICES.
 # The prefix TF_ alone would include Terraform's secret variables, TF_VAR_ and TF_TOKEN_.
 _PREFIXES = (
     *("KERAS_", "KERASDIST_", "XLA_", "JAX_", "TORCH_", "NCCL_", "GLOO_", "OMP_"),
@@ -38,7 +39,7 @@ _AT_ONCE = 64
 
 
 def job_variables(spec: JobSpec, attempt: int) -> dict[str, str]:
-    """Returns variables with the attempt's job id, and with a secret unless the user set one."""
+    """Returns variables with an attempt's job id and, if the user set no secret, a new secret."""
     variables = {JOB_ID: f"{spec.run_id}-{attempt}"}
     if not spec.variables.get(SECRET) and not spec.variables.get(SECRET_FILE):
         variables[SECRET] = secrets.token_hex(32)
@@ -161,7 +162,8 @@ def supervised(
 ) -> tuple[Orders, Sequence[str]]:
     """Returns the orders for a worker's supervisor, and the command that starts the supervisor.
 
-    A host that is reached by ssh must have the same interpreter and folders, as for ``mpirun``.
+    A host that is reached by ssh must have this machine's interpreter and folders at the same
+    paths, as for ``mpirun``.
     """
     orders = orders_of(spec, slot, variables)
     if slot.host is None:
@@ -169,7 +171,7 @@ def supervised(
     orders["variables"] = for_another_machine(os.environ) | variables
     orders["gpus_of"] = slot.own_share[0]
     if slot.connection is None:
-        # With -P the supervisor cannot import a module of the script's folder, such as signal.py.
+        # With -P Python does not import a file of the script's folder, such as a signal.py.
         command = (spec.command[0], "-P", "-m", supervisor.__name__)
         return orders, by_ssh(slot.host, command, orders["variables"].get("PYTHONPATH"))
     # The secret is not sent: the machine has it already, and the connection is not encrypted.

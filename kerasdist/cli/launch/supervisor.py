@@ -3,17 +3,17 @@
 No worker outlives its launcher. The launcher holds the other end of the supervisor's standard
 input, through ssh if the worker is on another machine. The first input line has the supervisor's
 `Orders` as JSON. Orders are not passed as arguments, because every user of a machine can see the
-arguments of all processes. A line ``signal 15`` is passed on to the worker. The end of the input
-means that the launcher has ended, for whatever reason (SIGKILL, a lost connection); then the
-supervisor ends the worker too.
+arguments of all processes. For a line such as ``signal 15`` the supervisor sends the worker this
+signal. If the input ends, the launcher has ended or its connection is lost, for whatever reason;
+then the supervisor ends the worker too.
 
 The worker leads a process group. When the worker ends, the supervisor ends all processes that are
 left in the group. Signals go only to the worker itself. A SIGTERM to the group would also end the
 processes of a data loader, and then the worker would fail before it has saved a backup.
 
-For a worker on a machine that has joined the job, the launcher runs this file in place of ssh, and
-passes the number of a connection as argument. The supervisor is at the other end of that
-connection.
+For a worker on a machine that has joined the job, there is no ssh process. Instead the launcher
+runs this file with one argument: the file descriptor of a connection to that machine. The worker's
+supervisor is at the other end of the connection (`stand_in`).
 
 The supervisor ends a worker that has been stopped (by SIGSTOP) for longer than the other workers
 wait for its heartbeat. In a job of one worker, or before a worker has joined its job, no other
@@ -23,8 +23,8 @@ In an elastic job the worker may be forked by a process that has already importe
 (`kerasdist.cli.launch.elastic.warm`). Then a fork of that process, and not the supervisor, is the
 worker's parent. This fork waits for the worker, and ends the worker's group.
 
-This file is run by its path, so it imports only the standard library. On another machine it is run
-as a module.
+On the launcher's machine this file is run by its path, so it imports only the standard library. On
+another machine it is run as a module, and may also import the package.
 """
 
 from __future__ import annotations
@@ -79,13 +79,13 @@ class Orders(TypedDict):
         seconds_to_stop: How long the worker has from SIGTERM to SIGKILL.
         heartbeat: How many seconds the worker may be stopped by SIGSTOP, as in
             `kerasdist.job.protocol.Timeouts`.
-        local_workers: How many workers this machine has.
+        local_workers: How many workers the worker's machine has.
         gpus_of: The worker's number among the workers of its machine, if the supervisor must choose
             the worker's part of the GPUs; otherwise None.
-        inherited: The numbers of the open files that the worker inherits.
-        sends_reports: Whether the worker's reports are passed on within its output.
+        inherited: The file descriptors that the worker inherits.
+        sends_reports: Whether the supervisor writes the worker's reports between its output lines.
         must_join: Whether it is a failure if the worker ends well without joining the job.
-        warm: The name of the process that may fork the worker; empty if there is none.
+        warm: The name of the socket of the warm process that may fork the worker; "" if none may.
     """
 
     command: list[str]
@@ -105,7 +105,7 @@ class Order(TypedDict):
 
     Attributes:
         environment: The worker's environment variables.
-        files: The names of those variables whose values are numbers of open files.
+        files: The names of those variables whose values are file descriptors.
     """
 
     environment: dict[str, str]
@@ -146,7 +146,7 @@ class Forked:
             signal.pidfd_send_signal(self._process, number)
 
     def wait(self, timeout: float | None = None) -> int:
-        """Returns the exit code of the worker, in the same way as `subprocess.Popen`."""
+        """Returns the exit code of the worker, in the form of `subprocess.Popen.wait`."""
         if not select.select([self._connection], [], [], timeout)[0]:
             raise subprocess.TimeoutExpired("worker", timeout or 0.0)
         # Without an answer, the worker's parent was killed, and the kernel has killed the worker.
@@ -173,7 +173,7 @@ def end(worker: Worker, grace: float) -> NoReturn:
 def end_group(worker: Worker) -> None:
     """Ends the worker's process group, which has the same number as the worker."""
     if isinstance(worker, Forked):
-        return  # the worker's parent does this when the supervisor has ended
+        return  # the worker's parent, a fork of the warm process, ends the group
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(worker.pid, signal.SIGKILL)
 
@@ -190,8 +190,8 @@ def listen(orders: IO[bytes], worker: Worker, grace: float) -> NoReturn:
 def end_if_stopped(worker: Worker, heartbeat: float) -> None:
     """Ends a worker that stays stopped by SIGSTOP while this process runs; works only on Linux.
 
-    The worker may be stopped for `heartbeat` seconds and two more checks of its state, so that the
-    other workers can report it as lost first.
+    The limit is `heartbeat` seconds plus the time of two more checks of the worker's state. So the
+    other workers can report the worker as lost before it is ended here.
     """
     beat = min(1.0, heartbeat / 4)
     left = limit = heartbeat + 2 * beat
@@ -284,8 +284,8 @@ def main() -> int:
     except OSError as error:
         sys.stderr.write(f"kerasdist: cannot start {command[0]!r}: {error.strerror}\n")
         return 127
-    # One of these files may be the coordinator's listening socket. Only the worker may keep this
-    # socket open, so that its port is closed when the worker ends.
+    # One of these descriptors may be the coordinator's listening socket. Only the worker may keep
+    # that socket open, so that the port is free when the worker has ended.
     for number in inherited:
         os.close(number)
     listening = sys.stdin.buffer, worker, orders["seconds_to_stop"]

@@ -24,7 +24,7 @@ from kerasdist.cli.launch import supervisor
 from kerasdist.cli.launch.spec import WorkerExit
 
 LAST_LINES = 20
-"""The number of a worker's last lines that are shown again if the worker fails."""
+"""If a worker fails, the launcher shows this many of its last lines again."""
 
 _COLOURS = (36, 33, 35, 32, 34, 31)
 _LONGEST_LINE = 1 << 16
@@ -45,7 +45,7 @@ class Screen:
     def write(self, prefix: str, line: str, stream: TextIO, rank: int) -> None:
         """Writes a line of a worker's output, after a prefix that names the worker."""
         if line == supervisor.APART:
-            return  # instead, the launcher warns once if no worker has joined the job
+            return  # not shown for each worker: the launcher warns once if none has joined the job
         if stream.isatty() and not os.environ.get("NO_COLOR"):
             prefix = f"\x1b[{_COLOURS[rank % len(_COLOURS)]}m{prefix}\x1b[0m"
         self._put([f"{prefix} {line}"], stream)
@@ -56,13 +56,14 @@ class Screen:
 
     def _put(self, lines: list[str], stream: TextIO) -> None:
         # The encoding may lack a character, the output's reader may have ended, or the disk may be
-        # full. None of this may end the thread, because a worker blocks if its lines are not read.
+        # full. Such an error must not end the thread that reads a worker's output, because the
+        # worker would then block.
         code = stream.encoding or "utf-8"
         with self._lock, contextlib.suppress(OSError, ValueError):
             text = "".join(f"{line}\n" for line in lines).encode(code, "backslashreplace")
             if stream in (sys.__stdout__, sys.__stderr__):
-                # The lines do not pass through Python's buffer: a script that runs in this process
-                # may have printed half a line into that buffer.
+                # A script in this process may have printed half a line into Python's buffer. These
+                # lines bypass the buffer, so that they do not continue that half line.
                 while text:
                     text = text[os.write(stream.fileno(), text) :]
                 return
@@ -80,8 +81,8 @@ class Pump:
         prefix: The text before each line on the screen.
         rank: The worker's number.
         log: The file for the lines, without a buffer; None for the screen.
-        told: A function that gets the worker's reports; None if there are none. In the output, a
-            report is a line after `supervisor.MARK`.
+        told: A function that is called with each report of the worker; None if the worker sends
+            none. In the output, a report reaches from `supervisor.MARK` to the end of the line.
     """
 
     screen: Screen
@@ -130,9 +131,10 @@ class Pump:
         source.close()
 
     def _without_reports(self, chunk: bytes) -> tuple[bytes, bytes]:
-        """Passes the reports in a chunk to `told`.
+        """Calls `told` with each report in a chunk of the output.
 
-        Returns the other bytes, and the beginning of a report whose end is not in this chunk.
+        Returns the chunk without its reports. If the chunk ends in the middle of a report, the
+        second result is the beginning of that report; otherwise it is empty.
         """
         assert self.told is not None
         for report in _REPORT.findall(chunk):
@@ -195,7 +197,7 @@ class Start:
         rank: The worker's number.
         name: The prefix of the lines that the worker prints.
         command: The command that starts the worker's supervisor.
-        orders: What the supervisor reads from its standard input.
+        orders: The orders that the supervisor reads, as JSON, from its standard input.
         log: The file for the worker's output; None for the screen.
         told: A function that is called with each report in the output; None if there are no
             reports.
@@ -213,7 +215,10 @@ class Start:
 
 
 class Held(Protocol):
-    """The methods of a worker that an `Attempt` calls; `kerasdist_ray` has such workers, too."""
+    """The interface by which an `Attempt` uses its workers.
+
+    The package `kerasdist_ray` implements it for workers that Ray has started.
+    """
 
     @property
     def rank(self) -> int:
@@ -305,8 +310,8 @@ class Worker:
     def let_go(self) -> None:
         """Closes this process's end of the pipe that is the supervisor's input.
 
-        A fork of this process must do so too: the supervisor ends the worker only when no process
-        has this end open.
+        A process that is forked from this one must call this method, too. The supervisor ends the
+        worker when its input ends, which happens only when no process has this end open.
         """
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
@@ -370,7 +375,7 @@ class ThisProcess:
         return self._code or 0
 
     def end(self, code: int) -> None:
-        """Records that this process ends."""
+        """Records that this process ends, with the exit code `code`."""
         with self._lock:
             if self._code is not None:
                 return
@@ -391,7 +396,7 @@ class ThisProcess:
             os.kill(os.getpid(), number)
 
     def kill(self) -> None:
-        """Records that this process ends. `Ranks` ends it after the other workers."""
+        """Records that this process ends. When all other workers have ended, `Ranks` ends it."""
         self.told_to_stop = self._killed = True
         self.end(128 + signal.SIGKILL)
 

@@ -16,9 +16,9 @@ from kerasdist.core.hardware import Chip, parse_target
 from kerasdist.core.sharding import Divided, Offload, Sharding
 from kerasdist.errors import BackendError, InputError
 
-# Variables that silence messages of libraries about GPUs, TPUs and hosts that are missing here.
+# These variables make libraries silent about GPUs, TPUs and hosts that this machine lacks.
 _LOG_LEVELS = ("TF_CPP_MIN_LOG_LEVEL", "TPU_MIN_LOG_LEVEL", "TPU_STDERR_LOG_LEVEL")
-# Autotuning would need a GPU, and LLVM need not optimize code of kernels that never run.
+# No autotuning, because it needs a GPU. Few optimizations by LLVM, because no kernel ever runs.
 _XLA_FLAGS = (
     "--xla_gpu_autotune_level=0 --xla_backend_optimization_level=0 "
     "--xla_llvm_disable_expensive_passes=true"
@@ -85,7 +85,7 @@ def plan(
     # Garbage collection would take an eighth of the time and find little garbage, because traced
     # and compiled objects are needed to the end.
     gc.disable()
-    # Imported only now, because these modules import Keras and JAX, which read the variables above.
+    # Imported only now: Keras and JAX read the variables that `_prepare_environment` has set.
     from kerasdist.backends.jax import ahead_of_time
     from kerasdist.cli import formatting
     from kerasdist.cli.plan import planning, report
@@ -167,7 +167,7 @@ def _prepare_environment() -> None:
 
 
 def _require_compiler(chip: Chip) -> None:
-    """Refuses a target for which no compiler is installed."""
+    """Raises an error if JAX, or XLA's compiler for this chip, is not installed."""
     if not is_installed("jax"):
         raise BackendError(
             "Expected JAX to be installed, on which all plans are made. Received: no package jax. "

@@ -3,9 +3,9 @@
 On JAX, XLA decides when weights are gathered, so a plan reads the gathers from the compiled
 program. On PyTorch, weights are gathered in groups, which follow from the model's layers (ADR 62).
 A group has the weights of one layer, or of several small layers. Each group is gathered in the
-forward pass, and again in the backward pass, except the last group, whose weights are still in
-memory. The gradients of a group are summed by one collective. While one group computes, the next
-group is being gathered.
+forward pass. In the backward pass, each group is gathered again, except the last one, whose weights
+are still in memory. The gradients of a group are summed by one collective. While one group
+computes, the next group is being gathered.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def weight_groups(
 
     Args:
         model: A compiled and built model.
-        sharding: How the model's strategy shards.
+        sharding: The `sharding` of the model's strategy.
         target: The devices, of which each worker has one.
         limit: The most bytes of a group that has the weights of several small layers.
     """

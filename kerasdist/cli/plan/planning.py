@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 COUNTS = (1, 8, 64, 512, 4096)
 """The numbers of devices in a plan's table of scaling, besides the target's own number."""
 
-_WRAPPED = 4  # from this many chips on, the ends of an axis of a TPU v5p are connected
+_WRAPPED = 4  # an axis of a TPU v5p with at least this many chips has connected ends
 _WRAPPED_2D = 16  # The same number for a TPU v5e or v6e, whose slices are parts of a 16 x 16 pod.
 
 
@@ -57,9 +57,10 @@ class StepTime:
     Attributes:
         devices: How many devices take part.
         compute: The time of the matrix units.
-        memory: The time in which the memory reads and writes.
+        memory: The time in which the device's memory is read and written.
         estimate: XLA's estimate for the instructions; 0 if there is none.
-        host: The time of the copies from the host's memory and back, while the device computes.
+        host: The time of the copies from the host's memory and back, which run while the device
+            computes.
         own: The time of a device alone: the largest of the four times above. A measured time
             replaces the first three.
         network: The time of all collectives.
@@ -117,8 +118,8 @@ def step_time(
         work: The work of each device.
         collectives: The collectives of the step.
         target: The devices of the step.
-        measured: The measured time of a step on one device with the same batch, in seconds, which
-            replaces the chip's limits; None if it is not known.
+        measured: The measured time of a step on one device with the same batch, in seconds. It
+            replaces the times that follow from the chip's rates. None if it is not known.
     """
     chip = target.chip
     slowest = min(chip.flops.values())  # the rate for types that the matrix units do not support
@@ -141,7 +142,7 @@ def scaling(
 ) -> list[StepTime]:
     """Predicts the time of a step on groups of different sizes, with the same batch on each device.
 
-    Groups of all sizes are taken to have the same collectives: sums of gradients, and also gathers
+    The prediction assumes the same collectives for all sizes: sums of gradients, and also gathers
     of weights if the replicas shard weights.
     """
     counts = sorted({*COUNTS, target.devices})
@@ -269,8 +270,8 @@ class LargestBatch:
         examples: The number of examples.
         limit: Why the batch is not larger: ``"memory"``; ``"data"`` if the script has no more data;
             ``"search"`` if the search ended before the memory was full.
-        room: If the data are the limit, an estimate of how many examples the memory would hold,
-            from the memory of two compilations; None without an estimate.
+        room: If the data are the limit, how many examples the memory would hold. The number is
+            estimated from two compilations; None if there is no estimate.
     """
 
     examples: int
@@ -289,7 +290,7 @@ class Plan:
         compiled: The result of compiling the step.
         step: The time of the step on the target.
         scaling: The time of the step on groups of other sizes, with the same batch on each device.
-        largest_batch: The most examples on a device; None without a search, or if none fits.
+        largest_batch: The largest batch of a device; None if it was not searched, or if none fits.
         measured: The measured time of a step on one device, in seconds, if the user gave it.
     """
 
@@ -340,7 +341,7 @@ def make_plan(
         measured: The measured time of a step on one device, in seconds.
     """
     compiled = compile_step(target, batch)
-    # A step on one device has no collectives, so the scaling needs a step on several devices.
+    # A step on one device has no collectives, so `scaling` needs those of several devices.
     several = compiled if target.devices > 1 else compile_step(_smallest_group(target), batch)
     work = compiled.work
     most = math.inf if subject.examples is None else max(1, subject.examples // target.devices)
@@ -422,7 +423,7 @@ def _at_the_limit(tried: Sequence[Compilation], limit: float) -> int | None:
     The number is predicted by a line through the batches and bytes of the last two compilations.
     If there is only one compilation, the line begins at zero examples and `Compilation.constant`
     bytes, so it is too steep. The number is not known if the bytes do not grow with the batch, or
-    if XLA gave no size.
+    if XLA has refused the last step without saying how many bytes the step needs.
     """
     last = tried[-1]
     if last.refused and not last.refused_bytes:

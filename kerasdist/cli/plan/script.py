@@ -37,14 +37,15 @@ _METHODS = ("fit", "train_on_batch")
 @final
 @dataclass(frozen=True)
 class FirstStep:
-    """The arguments of a script's first training step.
+    """The model, the batch and the strategy of a script's first training step.
 
     Attributes:
         model: The compiled and built model.
         batch: The global batch.
         strategy: The name of the strategy that the model was made under; None if there was none.
         variables: All existing variables of that strategy, including those of other models.
-        examples: How many examples `fit` would have trained on, if it got arrays; else None.
+        examples: How many examples `fit` would have trained on; None if `fit` did not get arrays,
+            or the script called `train_on_batch`.
     """
 
     model: Any
@@ -56,7 +57,7 @@ class FirstStep:
 
 @final
 class _Reached(BaseException):
-    """Ends the script at its first training step; no `except Exception` of a user catches this."""
+    """Ends the script at its first training step. An `except Exception` does not catch it."""
 
     def __init__(self, step: FirstStep) -> None:
         super().__init__()
@@ -72,8 +73,8 @@ def first_step(script: str, arguments: Sequence[str], backend: Backend) -> First
         script: A file, or ``module:function``. The function must return a compiled model and a
             global batch in the form for `train_on_batch`.
         arguments: The script's arguments.
-        backend: The kerasdist backend that the script uses. It replaces the backend that kerasdist
-            would choose by Keras's backend.
+        backend: The backend of kerasdist for the script, in place of the one that kerasdist would
+            choose for Keras's backend.
 
     Raises:
         InputError: If the script makes no training step.
@@ -153,7 +154,7 @@ def _examples_in(given: Mapping[str, Any]) -> int | None:
     shapes: list[tuple[int, ...]] = [getattr(one, "shape", ()) for one in leaves]
     if not shapes or not all(shapes):
         return None
-    # The number is rounded in the same way as in Keras.
+    # Keras, too, rounds the number of training examples down.
     return math.floor(shapes[0][0] * (1.0 - (given.get("validation_split") or 0.0)))
 
 
@@ -173,9 +174,9 @@ def _make_train_function(self: object, force: bool = False) -> None:
 
 
 def _get_jax_state(self: object, **which: bool) -> tuple[()]:
-    """Takes the place of Keras's method, which would take the values out of the variables.
+    """Replaces Keras's method, which would remove the values from the model's variables.
 
-    No step runs, so the result may be empty.
+    The result may be empty, because no training step runs and uses it.
     """
     return ()
 

@@ -2,8 +2,8 @@
 
 Keras itself makes variables without values while it infers shapes. A read of such a variable
 computes the initial value anew, which costs nothing if JAX is tracing. So a script can build a
-model that this machine could not hold. A value that the script assigns to such a variable is
-dropped.
+model that does not fit into this machine's memory. If the script assigns a value to such a
+variable, the value is dropped.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def _keep_shape(
 
 
 def _keep_shape_later(original: Callable[..., None], variable: keras.Variable) -> None:
-    """Runs when Keras initializes a variable after the stateless scope in which it was made."""
+    """Handles a variable that was made in a stateless scope and is initialized after the scope."""
     if not _Running.is_now or keras_compat.nbytes(variable) < _SMALL_BYTES:
         original(variable)
     else:

@@ -25,8 +25,9 @@ from kerasdist.keras_compat import takes_rows
 class _Placed:
     """Wraps a global array that is already on the mesh, so that Keras's loop does not move it.
 
-    Keras calls ``jax.device_put`` for each array that it reads ahead, but JAX refuses that for an
-    array of several processes. To JAX an object of this class is a pytree without arrays.
+    Keras calls ``jax.device_put`` for each array that it reads ahead, but JAX refuses this call for
+    an array of several processes. JAX treats an object of this class as a pytree without arrays, so
+    ``jax.device_put`` returns the object unchanged.
     """
 
     def __init__(self, array: jax.Array) -> None:
@@ -44,7 +45,7 @@ def _held(batch: object) -> Any:
 
 
 def take(batch: object) -> Any:
-    """Returns a batch that Keras's loop has passed on, without the wrappers `_Placed`."""
+    """Unwraps the arrays in a batch that Keras's loop passes to a step; returns the batch."""
     return keras.tree.map_structure(
         lambda leaf: leaf.array if isinstance(leaf, _Placed) else leaf, batch
     )
@@ -94,7 +95,7 @@ def _of_all_workers(own: WorkerShard, place: WorkerPlacement) -> Any:
     """Returns a global batch that consists of the workers' own batches.
 
     If all replicas get the same number of rows, each worker contributes its own rows. Otherwise
-    every worker gets the whole batch, like any batch that cannot be divided evenly.
+    every worker gets the rows of all workers, and the batch is placed like one that all have read.
     """
     if not own.alike:
         raise InputError(

@@ -2,8 +2,8 @@
 
 A consumed array (JAX calls it donated) is deleted for all code that refers to it. So a program
 consumes an array only if an earlier program has returned that array for a variable, and no code has
-read the variable since then. A hook into Keras variables notes each read (`mark_read`). Any other
-array is copied, and the program consumes the copy.
+read the variable since then. A hook into Keras variables notes each read (`mark_read`). If an array
+does not meet both conditions, the program consumes a copy of it.
 
 The steps of `fit` consume all arrays of a model. For this, Keras takes the arrays out of the
 variables. Code that reads a variable meanwhile, in a callback or another thread, gets a copy.
@@ -51,8 +51,8 @@ class _InSteps:
 _in_steps: VariableTable[_InSteps] = VariableTable()
 
 
-# Maps a variable's id to the thread that passes the variable's value to a program and then stores
-# the new value.
+# Maps the id of a variable to a thread. That thread is passing the variable's value to a program,
+# and will then store the new value in the variable.
 _passed: dict[int, int] = {}
 _passed_on = threading.Condition()
 
@@ -80,7 +80,7 @@ def passing(keys: Iterable[int]) -> Generator[None]:
 def read(original: Callable[[Any], Any], variable: keras.Variable) -> Any:
     """Reads a Keras variable, even while steps of `fit` hold its value.
 
-    The caller must call `mark_read` first.
+    The caller must call `mark_read` first, so that no program consumes an array that is returned.
     """
     known = _in_steps.get(variable)
     while known is not None and keras_compat.get_stateless_scope() is None:
@@ -112,9 +112,9 @@ def mark_in_steps(
 ) -> None:
     """Makes variables readable while steps of this thread hold their values.
 
-    Such a read calls ``copied(variable, name, index)``, which returns a copy of the value. `name`
-    says which list of the model's variables this is, such as "trainable_variables". `index` is the
-    variable's position in the list.
+    During such steps, a read of a variable calls ``copied(variable, name, index)``, which returns a
+    copy of the value. `name` is the name of the model's list of variables that is passed here as
+    `variables`, such as "trainable_variables". `index` is the variable's position in this list.
     """
     here, method = threading.get_ident(), weakref.WeakMethod(copied)
     for index, variable in enumerate(variables):

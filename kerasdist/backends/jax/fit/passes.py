@@ -41,11 +41,11 @@ class Rows:
 
     @property
     def size(self) -> int:
-        """How many rows of a replica one pass has."""
+        """How many rows of each replica a pass has."""
         return -(-self.own // self.passes)
 
     def split(self, rows: Any) -> Any:
-        """Returns the rows of each pass, along a new first axis."""
+        """Returns the rows, divided into passes along a new first axis."""
         rest = rows.shape[1:]
         rows = _padded(rows, self.replicas * self.own, axis=0)
         rows = _padded(rows.reshape(self.replicas, self.own, *rest), self.passes * self.size, 1)

@@ -27,7 +27,7 @@ TRAIN_STATE = (
 
 @final
 class StepFunction:
-    """A function that Keras calls with state and iterator, and that returns outputs and state.
+    """A function that Keras calls with the state and batches, and that returns outputs and state.
 
     The steps of an execution run as one program if they are compiled, if the data have a batch for
     each step, and if the batches have equal shapes. If only the last batch is smaller, its step has
@@ -97,8 +97,8 @@ class StepFunction:
     # JAX traces the following methods, or runs them operation by operation.
 
     def _whole_step(self, state: Any, batch: Any) -> tuple[Any, Any]:
-        # Keras keeps the ids of losses, also of tracers that were deleted. If a new loss had the id
-        # of a deleted one, the new loss would be counted twice or not at all.
+        # Keras keeps the ids of losses, even of tracers that were deleted since. If a new loss got
+        # the id of a deleted one, the new loss would be counted twice or not at all.
         for layer in [self._model, *keras_compat.flat_layers(self._model)]:
             keras_compat.loss_ids_on(layer).clear()
         # A step has all rows of the global batch, so it runs as a single replica, even if it is
@@ -114,8 +114,8 @@ class StepFunction:
 def _count_alike(batches: Sequence[object]) -> int:
     """Returns how many batches at the beginning are equal in structure, shapes and types.
 
-    Returns 0 if the first batch has an array that cannot be stacked, such as a sparse array or keys
-    of random generators.
+    Returns 0 if the first batch has an array that cannot be stacked, such as a sparse array or an
+    array of JAX's random keys.
     """
     forms = map(_form, batches)
     first = next(forms, None)

@@ -116,7 +116,7 @@ class JaxTrainer(ReplicatedTrainer):
         return_losses: bool = False,
         **kwargs: object,
     ) -> Any:
-        """Calls the model. In training, makes several passes if one pass may not have all rows."""
+        """Calls the model; in several passes if a training batch has too many rows for one."""
         call = partial(original, weights, state)
         rows = passes.rows_of_passes(self, args, kwargs)
         if rows is None:
@@ -125,7 +125,7 @@ class JaxTrainer(ReplicatedTrainer):
         return (outputs, state, losses) if return_losses else (outputs, state)
 
     def require_passes(self) -> None:
-        """Refuses a model that is known not to support calls in several passes."""
+        """Refuses a model if it is known that its calls cannot be split into passes."""
         if self.model.run_eagerly:
             raise refused("run_eagerly=True, by which an operation runs for all rows at once")
         super().require_passes()
@@ -146,8 +146,8 @@ class JaxTrainer(ReplicatedTrainer):
     def _begin(self) -> None:
         """Puts back values that earlier steps in this thread took out of the variables.
 
-        For example, a callback of `fit` calls `evaluate` between two steps. Raises an error if
-        steps of another thread have the values.
+        Values are still out if, for example, a callback of `fit` calls `evaluate` between two
+        steps. Raises an error if steps of another thread have the values.
         """
         is_synced = keras_compat.is_state_synced(self.model)
         if not is_synced and self._steps_thread != threading.get_ident():
@@ -191,10 +191,10 @@ class JaxTrainer(ReplicatedTrainer):
                     run, batches = self._with_rows_found(make, run, state, batches)
                 outputs, new = run(state, batches)
             except BaseException:
-                # Keras has taken the values out of the variables for the time of the step. After an
-                # error the values are put back. Otherwise Keras would initialize the variables
-                # again. But if the step failed on the devices, as when a worker is lost, the step
-                # has consumed the values.
+                # Keras has taken the values out of the variables for the time of the step. They are
+                # put back after an error, because Keras would initialize empty variables again. But
+                # this is not possible if the step failed on the devices, for example because a
+                # worker was lost: the step has then consumed the values.
                 self._is_lost = any(value.is_deleted() for value in jax.tree.leaves(state))
                 if not self._is_lost:
                     keras_compat.put_state(model, dict(zip(names, state, strict=True)))
@@ -216,8 +216,8 @@ class JaxTrainer(ReplicatedTrainer):
         """Finds how many rows a pass may have, so that a step fits into a device's memory.
 
         Returns the step function for this number of rows, and the batches of the next execution,
-        which this method takes from `batches`. No program runs, because XLA reports the memory that
-        a program would need. All workers must call this method.
+        which this method takes from `batches`. For this, steps are compiled but not run, because
+        XLA reports how much memory a compiled program needs. All workers must call this method.
         """
         replicas, steps = self.replicas, itertools.islice(batches, self.model.steps_per_execution)
         taken = list(map(replicas.arrays.copy_batch, steps))
@@ -243,7 +243,7 @@ class JaxTrainer(ReplicatedTrainer):
     def take_state(
         self, original: Original, *, purge_model_variables: bool = False, **which: bool
     ) -> tuple[Any, ...]:
-        """Returns the values of variables that Keras's loop passes to its steps.
+        """Returns the values of the model's variables, which Keras's loop passes to its steps.
 
         When steps begin (`purge_model_variables`), the variables give up their values, so that only
         one copy of the values exists.
@@ -278,9 +278,10 @@ class JaxTrainer(ReplicatedTrainer):
         return state
 
     def _copy_in_steps(self, variable: keras.Variable, name: str, index: int) -> Any:
-        """Returns, to any thread, a copy of a value that steps have taken out of a variable.
+        """Returns a copy of a value that steps have taken out of a variable.
 
-        Returns None if there is no value now, for example because a step has just consumed it.
+        Any thread may call this method. Returns None if there is no value now, for example because
+        a step has just consumed it.
         """
         with donation.launching:
             stored, state = keras_compat.stored_value(variable), keras_compat.state_of(self.model)

@@ -32,11 +32,11 @@ class JaxTrial(Trial):
         return keras_compat.held_value(variable)
 
     def write(self, variable: keras.Variable, value: Any) -> None:
-        """Stores a variable's value after the step, to compare it. Does not change the variable."""
+        """Records the value that the step computed for a variable; leaves the variable as it is."""
         self._copies[id(variable)] = variable, value
 
     def value_of(self, variable: keras.Variable) -> Any:
-        """Returns the full value that a variable has in the step. All workers must call this."""
+        """Returns the full value that a variable has in the step. All workers must take part."""
         return self.as_array(self._replicas.arrays.read(keras_compat.stored_value(variable)))
 
     def take(self, batch: TriedBatch) -> Any:

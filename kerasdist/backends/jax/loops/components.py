@@ -1,6 +1,6 @@
-"""Keeps components of variables, which differ between replicas, from one `run` to the next.
+"""Keeps the components of variables, one per replica, from one `run` to the next.
 
-The variable's own value, which users read outside of replicas and which Keras saves, is always the
+A variable's own value, which users read outside of replicas and which Keras saves, is always the
 aggregate of its components. The components are valid as long as the variable holds the same array
 as when they were stored. After an assignment to the variable, the components are invalid, and the
 next `run` derives new components from the value. ``tf.distribute`` does the same when a variable is
@@ -49,10 +49,7 @@ def remember(variable: keras.Variable, components: Components) -> None:
 
 
 def recall(variable: keras.Variable) -> Components | None:
-    """Returns a variable's components; None if there are none, or if they are not valid any more.
-
-    They are not valid after an assignment to the variable.
-    """
+    """Returns a variable's components; None if it has none, or if it was assigned a value since."""
     components = _of_variable.get(variable)
     if components is None or keras_compat.stored_value(variable) is components.aggregate:
         return components
@@ -61,13 +58,13 @@ def recall(variable: keras.Variable) -> Components | None:
 
 
 def diverged(variables: Mapping[int, keras.Variable]) -> set[int]:
-    """Returns the ids of those given variables that have a component per replica."""
+    """Returns the ids of those of the given variables that have one component per replica."""
     known = [one for one in _of_variable.variables() if id(one) in variables]
     return {id(one) for one in known if recall(one) is not None}
 
 
 def derived(variable: keras.Variable, aggregate: jax.Array, replicas: int) -> jax.Array:
-    """Returns components that have a given aggregate, stacked along a new first axis."""
+    """Derives a variable's components from their aggregate; stacks them along a new first axis."""
     first = each = aggregate
     if is_sum_on_read(variable):
         first, each = shares_of_sum(aggregate, replicas)

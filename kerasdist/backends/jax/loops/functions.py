@@ -48,7 +48,7 @@ _TRACINGS = 4
 
 
 def function(function: Callable[..., Any], jit_compile: bool) -> Callable[..., Any]:
-    """Returns a function that JAX compiles together with the variables it uses.
+    """Returns a function that JAX compiles together with the variables that the function uses.
 
     JAX always compiles with XLA, so `jit_compile` has no effect.
     """
@@ -216,7 +216,10 @@ class Programs:
 
 @final
 class Program:
-    """A function that JAX compiles once for each combination of shapes, types and constants."""
+    """A function that JAX compiles once for each combination of its arguments' shapes and types.
+
+    Arguments that are not arrays are constants, and each combination of constants counts, too.
+    """
 
     def __init__(self) -> None:
         self._executables: _Kept[Executable] = _Kept()
@@ -319,8 +322,8 @@ def _is_known_by_identity(leaf: object) -> bool:
 
 
 def _constant(leaf: object) -> Hashable:
-    """Returns a key that is equal for equal constants of one type."""
-    # `repr` is used, because `==` finds 0.0 equal to -0.0, and NaN equal to nothing.
+    """Returns a key by which constants of the same type and value count as the same constant."""
+    # The key has the `repr` of a float, because 0.0 is equal to -0.0, and NaN not even to itself.
     return type(leaf), repr(leaf) if isinstance(leaf, float | complex) else leaf
 
 
@@ -391,7 +394,10 @@ class Executable:
         return self.place is not None and not components.diverged(variables) <= {*self.held}
 
     def extended(self, scope: scopes.ProgramScope | None) -> Executable:
-        """Returns an executable that also has the variables, or the mesh, that a trace found."""
+        """Returns an executable that also has the variables, or the mesh, that a trace found.
+
+        `scope` is the scope of that trace; None if the program is only outdated (`is_outdated`).
+        """
         known = self.variables()
         consumed = dict(list(known.items())[: self._consumed])
         held = {*self.held}
@@ -467,7 +473,7 @@ class Executable:
         place = self.place
         if place is None:
             return jax.jit(self._program, donate_argnums=0)
-        # None means the shardings that `host_memory.constrained` has set in the program.
+        # None: new values keep the shardings that `host_memory.constrained` sets in the program.
         variables = None if place.layout.shards_state else place.whole
         return jax.jit(self._program, donate_argnums=0, out_shardings=(variables, place.rows, None))
 
@@ -503,7 +509,11 @@ class Executable:
 
 
 def _on_mesh(place: Placement, result: Any) -> Any:
-    """Constrains a result to be whole on each device, or its components to be on their replicas."""
+    """Constrains how a result in a program is placed.
+
+    A distributed value has each component on its replica's devices. Other results are whole on
+    every device.
+    """
     is_sharded = is_distributed(result) and isinstance(result.source, Stacked)
     sharding = place.rows if is_sharded else place.whole
     return jax.tree.map(

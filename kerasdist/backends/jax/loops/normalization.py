@@ -2,10 +2,10 @@
 
 `fit` is one program over the global batch. XLA would compute Keras's mean and Keras's variance by
 an all-reduce each, and their gradient by two more. Here each replica computes the mean and the
-squared deviations of its own rows. One all-gather collects these, and every device combines them as
-`kerasdist.training.batch_norm` does. With many replicas XLA uses two all-reduces instead. The
-derivative is written by hand. The backward pass communicates only for the gradients of Keras's
-scale and offset, which are two sums that XLA joins into one all-reduce.
+squared deviations of its own rows. One all-gather collects these results, and every device
+combines them as `kerasdist.training.batch_norm` does. With many replicas XLA uses two all-reduces
+instead. The derivative is written by hand. The backward pass communicates only for the gradients of
+Keras's scale and offset, which are two sums that XLA joins into one all-reduce.
 """
 
 from __future__ import annotations
@@ -135,10 +135,10 @@ def _by_replica(layout: Layout, array: jax.Array, each: int) -> jax.Array:
 
 
 def _everywhere(layout: Layout, *parts: jax.Array) -> list[jax.Array]:
-    """Gathers arrays of one row per replica on all devices.
+    """Gathers arrays that have one row per replica, so that each device has the rows of all.
 
-    With more than `MOST_GATHERED` replicas, returns the arrays as they are. When the calling code
-    combines their rows, XLA then inserts all-reduces.
+    With more than `MOST_GATHERED` replicas, returns the arrays without gathering them. XLA then
+    inserts all-reduces where the calling code combines the rows.
     """
     if layout.replicas > batch_norm.MOST_GATHERED:
         return list(parts)

@@ -68,9 +68,9 @@ class _Inside(BaseException):
 
 @final
 class _Replay(Exchange):
-    """Gives a replica's code the results of those exchanges whose results are known.
+    """Gives a replica's code the results of the exchanges that have already been made.
 
-    At the first other exchange, it raises `_Pause`.
+    At the first exchange that has not been made yet, it raises `_Pause`.
     """
 
     def __init__(self, results: Sequence[tuple[str, Sequence[Any]]], group: int) -> None:
@@ -136,10 +136,11 @@ class Groups:
     def run(self, trace: Trace) -> tuple[Traced, dict[int, Any], dict[int, tuple[Any, ...]]]:
         """Traces the code for each group, and selects the results of each device's own group.
 
-        Returns three things. The first is the first group's trace, whose results are replaced by
-        each device's own results, padded if their shapes differ. The second has, by the id of a
-        variable that the code wrote, the variable's component on each replica. The third has, by
-        the index of a padded result, the result's shape on each replica.
+        Returns three things. The first is the trace of the first group, but with the results of
+        each device's own group, which are padded if their shapes differ. The second is a dict of
+        the variables that the code wrote and of which each replica has its own component: it maps
+        the variable's id to this replica's component. The third is a dict of the padded results: it
+        maps the index of a result to its shapes on all replicas.
         """
         ends: list[Traced] = self._ends(trace)
         first = ends[0]
@@ -208,8 +209,8 @@ class Groups:
     def _merged(self, pauses: Sequence[_Pause], columns: Sequence[Any]) -> Any:
         """Calls the function of a merge_call once for all replicas.
 
-        Returns the function's result, the variables that it wrote with their new values, and the
-        variables of which each replica has its own component.
+        Returns three things: the function's result; the variables that the function wrote, each
+        with its new value; and the variables of which each replica has its own component.
         """
         first = pauses[0]
         if isinstance(first.scope.exchange.base, scopes.OverlayScope):

@@ -63,7 +63,7 @@ class Exchange:
     base: Any = None
 
     def total(self, tensors: Sequence[jax.Array]) -> list[jax.Array]:
-        """Sums each tensor over the replicas, all of them in one `psum`."""
+        """Sums each tensor over the replicas, with a single `psum` for all tensors."""
         return list(jax.lax.psum(list(tensors), AXIS)) if tensors else []
 
     def gather(self, tensor: jax.Array, axis: int) -> jax.Array:
@@ -113,8 +113,9 @@ class ReplicaScope(Scope):
         self._held = set(held)
         self._outer = outer
         self._replicas = replicas
-        # How writes are treated: they are "combined" by the aggregation, they are known to be
-        # "equal" on all replicas, or each changes only this device's "copy" of the variable.
+        # What the method `combined` does with a value that code assigns. "combined" combines the
+        # values of all replicas by the variable's aggregation. "equal" stores the value, because
+        # all replicas assign the same one. "copy" changes only this device's copy.
         self._writes = "combined"
 
     def beside(
@@ -212,7 +213,7 @@ class JaxCollectives(Collectives):
     def all_sum(
         self, tensors: Sequence[Any], options: CommunicationOptions = DEFAULT_COMMUNICATION
     ) -> list[Any]:
-        """Sums each tensor over the replicas, all tensors in one collective."""
+        """Sums each tensor over the replicas, with a single collective for all tensors."""
         if options is not DEFAULT_COMMUNICATION:
             check_communication(options, "JAX", ())
         tensors = list(map(keras_compat.ops.convert_to_tensor, tensors))

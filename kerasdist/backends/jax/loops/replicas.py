@@ -106,8 +106,8 @@ class JaxReplicaSet(ReplicaSet):
     def equalize(self, variables: Sequence[keras.Variable]) -> None:
         """Gives variables exactly the chief's values, in one or a few collectives.
 
-        Sharded variables are left out, because workers compare such variables when these are
-        initialized and assigned.
+        Sharded variables are left out. Workers already agree on the value of a sharded variable
+        whenever it is initialized or assigned.
         """
         held = [one for one in variables if not is_sharded(keras_compat.stored_value(one))]
         if held:
@@ -147,8 +147,8 @@ class JaxReplicaSet(ReplicaSet):
     def placement(self) -> AbstractContextManager[Any]:
         """Returns a context in which new variables are made on one device, usually the first.
 
-        The first step copies the variables to the other devices. They stay there, unless the
-        strategy keeps variables on one device.
+        The first step copies the variables to the other devices, and the copies stay there, unless
+        the strategy keeps its variables on one device.
         """
         program = scopes.program()
         if program is not None:

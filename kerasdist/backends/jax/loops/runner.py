@@ -1,4 +1,4 @@
-"""Runs user functions on a mesh, by ``jax.shard_map``, and reduces and gathers their values.
+"""Runs user functions on a mesh by ``jax.shard_map``; reduces and gathers distributed values.
 
 Each component of a distributed value is on its replica's devices, and each worker contributes the
 components of its own replicas. All workers run the same program, so each worker must know the
@@ -66,7 +66,7 @@ if TYPE_CHECKING:
 
 _SHARED, _SHARDED = PartitionSpec(), PartitionSpec(AXIS)
 
-# The code of a replica, called with the replica's scope and its arguments.
+# The code of a replica, as a function of the replica's scope and of the code's arguments.
 _Body = Callable[[ReplicaScope, Arguments], Any]
 
 
@@ -83,7 +83,7 @@ class JaxRunner(Runner):
         self._updates = Programs()
 
     def run(self, strategy: Strategy, function: Callable[..., Any], given: Arguments) -> Any:
-        """Runs the function once per replica, in the program being traced or as a new program."""
+        """Runs the function once per replica: in the program being traced, or in a separate one."""
 
         def body(scope: ReplicaScope, given: Arguments) -> Any:
             replica = ReplicaContext(
@@ -100,7 +100,7 @@ class JaxRunner(Runner):
     def _started(
         self, programs: Programs, function: Callable[..., Any], body: _Body, given: Arguments
     ) -> Any:
-        """Runs `body` on each device: in the program being traced, or as `function`'s program."""
+        """Runs `body` on each device, in the traced program or in the one kept for `function`."""
         if scopes.program() is not None:
             return self._on_each(body, given)
 
@@ -126,7 +126,7 @@ class JaxRunner(Runner):
         shared = {i: x.array for i, x in enumerate(sources) if isinstance(x, Equal)}
         shared |= {i: x for i, x in enumerate(sources) if is_array(x)}
         padded = {i: x.shapes for i, x in enumerate(sources) if isinstance(x, Stacked) and x.differ}
-        # Lists are used, because JAX would sort dicts by their keys: ids, which differ by worker.
+        # Lists, not dicts: JAX would sort dicts by their keys, which are ids and differ by worker.
         values = [outer.peek(one) for one in program.known.values()]
         held = [program.stack(one, self._replicas) for one in program.held.values()]
         found: list[tuple[Traced, dict[int, Any], list[int], list[int]]] = []
@@ -404,8 +404,8 @@ def _array_of(leaf: Any) -> Any:
 def _of_objects(leaves: Sequence[Any]) -> Any:
     """Returns a distributed value of Python objects.
 
-    Returns None if the first object is None, and the object itself if all objects are the same
-    distributed value.
+    Returns None if the first object is None. If all objects are one and the same distributed value,
+    returns that value.
     """
     first = leaves[0]
     same = all(leaf is first for leaf in leaves)

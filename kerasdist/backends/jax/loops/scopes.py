@@ -89,8 +89,8 @@ class ProgramScope(Scope):
     def peek(self, variable: keras.Variable) -> jax.Array:
         """Returns a variable's value.
 
-        Returns zeros if the variable is not an input of the program yet, because JAX then traces
-        the program again, with the variable as an input.
+        Returns zeros if the variable is not an input of the program yet. This trace then only
+        serves to find such variables, and JAX traces the program again with them as inputs.
         """
         value = self.state_mapping.get(id(variable))
         if value is None:

@@ -21,7 +21,7 @@ from kerasdist.errors import UnsupportedError
 
 
 class Source(Sequence[Any]):
-    """The components of a distributed value, in one array; a component is read when it is needed.
+    """The components of a distributed value, in one array, from which code can read each component.
 
     With several workers the array holds the components of all replicas. This object is also a
     sequence. Outside of a program the sequence has only this worker's components. Inside of a
@@ -259,7 +259,7 @@ def stacked(array: Any, shapes: Sequence[tuple[int, ...]]) -> Stacked:
 
 
 def is_number(part: object) -> bool:
-    """Returns whether a component is an array or a number of Python."""
+    """Returns whether a component is an array or a Python number."""
     return is_array(part) or isinstance(part, bool | int | float)
 
 

@@ -14,7 +14,7 @@ from jax import numpy as jnp
 from jax.sharding import Sharding, SingleDeviceSharding
 
 HOST = "pinned_host"
-"""JAX's name for memory of the host that a device can read and write by itself."""
+"""JAX's name for page-locked host memory, which devices can read and write directly."""
 
 
 _Item = TypeVar("_Item")
@@ -58,7 +58,7 @@ def is_placed(leaf: object, sharding: Sharding) -> bool:
 
 
 def in_device_memory(sharding: Sharding) -> Sharding:
-    """Returns a sharding whose arrays are in the memory of the devices, not of the host."""
+    """Changes a sharding in the host's memory to one in device memory; returns others as is."""
     return sharding.with_memory_kind("device") if sharding.memory_kind == HOST else sharding
 
 
@@ -94,7 +94,7 @@ def parts_of(array: np.ndarray[Any, Any], dtype: str, sharding: Sharding) -> jax
 
 
 def in_bundles(items: Iterable[_Item], sizes: Iterable[int], most: int) -> Iterator[list[_Item]]:
-    """Yields lists of consecutive items, of about `most` bytes each; an item may be larger."""
+    """Yields consecutive items, in lists of about `most` bytes; a single item may have more."""
     pairs = zip(accumulate(sizes), items, strict=True)
     for _, bundle in groupby(pairs, lambda pair: pair[0] // most):
         yield [item for _, item in bundle]

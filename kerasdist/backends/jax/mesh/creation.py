@@ -17,7 +17,7 @@ from kerasdist.backends.jax.mesh.arrays import is_traced
 
 @cache
 def install() -> None:
-    """Installs the hooks that only JAX needs into Keras, once per process."""
+    """Installs, once per process, the hooks into Keras that only the JAX backend uses."""
     keras_compat.install(variable_made=_made, read=_read, apply_scaled=_apply_scaled)
     normalization.install()
 

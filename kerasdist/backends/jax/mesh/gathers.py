@@ -80,12 +80,12 @@ class _Value:
     Attributes:
         type: The value's shape and type.
         maker: The operation that makes the value; None if the value is an input.
-        is_state: Whether the value depends only on the step's state.
+        is_state: Whether the value depends only on the step's state, and not on its batch.
         is_constant: Whether the value is a number or an array in the code.
         sources: The weights from which this value is made, if it is a recipe; otherwise empty.
-        array: The array of a value that is not a recipe, after it was computed.
-        order: A number that grows from value to value. All workers sort values by it, and so get
-            the same order.
+        array: The value's array, once it is computed; always None for a recipe.
+        order: A number that grows with each new value. Workers sort values by this number, so the
+            order is the same on all workers.
     """
 
     type: Any
@@ -153,7 +153,7 @@ class _Operation:
 
 
 def _run(traced: Any, arrays: Sequence[jax.Array], is_state: Sequence[bool]) -> list[object]:
-    """Evaluates a traced function in such a way that its weights are gathered in groups."""
+    """Evaluates a traced function so that the weights that it uses are gathered in groups."""
     reader = _Reader()
     given = [
         _Value(jax.typeof(array), is_state=own, array=array)
@@ -380,8 +380,8 @@ class _Run:
     def _ties(self, number: int) -> list[_Value]:
         """Returns values for which the gathers of the next group must wait.
 
-        If possible, a value is chosen that exists only when this group begins, so that the gathers
-        do not start earlier.
+        If possible, one of the values is computed only just before this group begins, so that the
+        gathers do not start earlier.
         """
         first, before = self._groups[number].first, self._groups[max(number - 1, 0)]
         given = [one for one in first.inputs if not (one.sources or one.is_state)]

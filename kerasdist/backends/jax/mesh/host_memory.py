@@ -3,9 +3,9 @@
 A step takes and returns these variables as arrays in page-locked memory of the host, which a device
 can read and write by itself. When the optimizer's code reads a variable, the step copies the
 variable to the devices. An update divides the weights into groups of a few weights each. To save
-memory of the devices, the update must copy the variables of one group after those of another. But
-XLA drops optimization barriers between copies. XLA would start all copies when the step begins, and
-the devices would hold all variables at once.
+memory of the devices, the update must copy the variables of one group after those of another. An
+optimization barrier cannot enforce this order, because XLA drops barriers between copies. XLA would
+then start all copies when the step begins, and the devices would hold all variables at once.
 
 So a copy is made to depend on a weight that was updated two groups earlier. A variable is copied as
 two slices, and the index where the first slice begins is computed from that weight. This index is
@@ -52,7 +52,7 @@ def constrained(value: Any, sharding: Sharding) -> Any:
 def read_in_order(
     optimizer: keras.Optimizer, values: Sequence[Any], shardings: Sequence[NamedSharding]
 ) -> Iterator[list[Any]]:
-    """Yields values for an optimizer's code; a value goes to the devices when the code reads it.
+    """Yields the values for an optimizer's code; copies each to the devices when the code reads it.
 
     If the code of the optimizer has branches, all values are copied to the devices at once, because
     all branches must return arrays in the same memory. `values` may also contain Keras variables,

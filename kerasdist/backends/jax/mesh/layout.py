@@ -38,9 +38,9 @@ _IN_HOST = "replica_in_host"
 _MUCH = 0.9
 WHOLE = PartitionSpec()
 
-# Maps a weight to the axis that the layout map of the model's class shards over the mesh axis
-# "batch", and to the key in that map. Both are stored when the weight is made, because other
-# classes may add their maps later.
+# For each weight: the axis that the layout map of the model's class shards over the mesh axis
+# "batch", and a text that names the map's entry. Both are stored when the weight is made, because
+# other classes may add their maps later.
 _own_axes: VariableTable[tuple[int | None, str]] = VariableTable()
 
 
@@ -81,7 +81,7 @@ def _make_slot(
 def _note_new(
     original: Callable[..., Any], variable: keras.Variable, *args: object, **kwargs: object
 ) -> None:
-    """Makes a variable; if an optimizer makes it, first records to which weight it belongs."""
+    """Makes a variable; if it is an optimizer's, first records the weight that it belongs to."""
     if keras_compat.is_of_optimizer():
         record_slot(variable, _thread.weight)
     original(variable, *args, **kwargs)
@@ -121,7 +121,7 @@ class OverReplicas:
         self._has_warned = False
 
     def spec(self, variable: keras.Variable) -> PartitionSpec:
-        """Returns, for each axis of a variable, the axis of the mesh that shards it."""
+        """Returns a spec that has, for each axis of a variable, the mesh axis that shards it."""
         return self.update_spec(variable) if self._is_meant(variable) else WHOLE
 
     def _is_meant(self, variable: keras.Variable) -> bool:
@@ -224,7 +224,7 @@ class ByLayoutMap:
         return None if axes is None else PartitionSpec(*map(self._names.get, axes))
 
     def spec(self, variable: keras.Variable) -> PartitionSpec:
-        """Returns the map's entry for a variable; for an optimizer variable, that of its weight."""
+        """Returns the map's spec for a variable; an optimizer variable has its weight's spec."""
         axes = self._reader.axes(weight_of(variable), tuple(variable.shape))
         if axes is None:
             return WHOLE
@@ -233,7 +233,7 @@ class ByLayoutMap:
         return PartitionSpec(*map(self._names.get, axes))
 
     def update_spec(self, weight: keras.Variable) -> PartitionSpec:
-        """Returns the layout map's entry for the weight."""
+        """Returns the map's spec for the weight, which also holds for the weight's update."""
         return self.spec(weight)
 
     def why(self, variable: keras.Variable) -> str:
@@ -405,7 +405,7 @@ class Layout:
         return self.shards_between_steps or bool(self.splits.rules)
 
     def assign(self, tensor: jax.Array, device: int) -> jax.Array:
-        """Replicates a step's tensor on all logical devices, among them number `device`."""
+        """Replicates a step's tensor on all logical devices of a replica, not only on `device`."""
         if not 0 <= device < self.splits.logical_devices:
             raise ValueError(
                 "Expected logical_device_id to be one of the "
@@ -448,10 +448,10 @@ def layout_of_step() -> Layout | None:
 def _mapped(
     devices: Sequence[Any], layout_map: Any, of_workers: bool
 ) -> tuple[list[Any], tuple[int, ...], list[str], ByLayoutMap]:
-    """Returns what a LayoutMap determines.
+    """Reads a LayoutMap, which determines how the devices form the mesh.
 
-    These are the order of the devices, the sizes and names of the mesh axes within a replica, and
-    the rule.
+    Returns the order of the devices, the sizes of the mesh axes within a replica, the names of
+    these axes, and the rule by which variables are sharded.
     """
     mesh = layout_map.device_mesh
     wanted = [str(name) for name in np.ravel(mesh.devices)]
@@ -498,7 +498,7 @@ def _are_of_workers(devices: Sequence[Any]) -> bool:
 
 
 def only_first(tensor: jax.Array) -> jax.Array:
-    """Returns a term for a sum over the replicas, so that the sum is the tensor of replica 0.
+    """Returns this replica's term of a sum over the replicas that equals replica 0's tensor.
 
     This is `tensor` on replica 0, and zeros on the other replicas. Booleans become int8.
     """

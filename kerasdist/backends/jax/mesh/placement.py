@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 Step = Callable[[Any, Any], tuple[Any, Any]]
 
 STEPS_AHEAD = 8
-"""On CPU devices the host waits for the devices once in so many steps (`_wait_sometimes`)."""
+"""On CPU devices the host waits for the devices once per this many steps (`_wait_sometimes`)."""
 
 # One counter is enough for all strategies, because all programs of a process use the same queues.
 _launches = itertools.count(1)
@@ -47,13 +47,14 @@ def _wait_sometimes(outputs: object, state: object, steps: int = 1) -> None:
     On several CPU devices JAX can deadlock. Each device lets 32 programs be in flight
     (``max_inflight_computations_per_device`` in XLA's CPU client). The launch of the next program
     waits *inside* the thread pool that also runs the programs. The pool has as many threads as
-    there are cores, or devices if there are more. On two cores, one thread of the pool waits for a
-    launch. The other thread waits in an all-reduce for the second device, whose program finds no
-    thread: "Expected 2 threads to join the rendezvous, but only 1 of them arrived". After 40
-    seconds XLA aborts the process. The stacks of a hanging process show ``xla::Semaphore::Acquire``
-    under ``ExecuteLaunch`` in one thread and ``InProcessCommunicator::AllReduce`` in the other. A
-    larger pool (``NPROC=8``, before JAX starts) prevents the deadlock. Fewer programs in flight
-    prevent it, too. The limit must be well below 32, because callbacks and user code also launch
+    there are cores, or devices if there are more. For example, on two cores, one thread of the pool
+    waits for a launch. The other thread waits in an all-reduce for the second device, whose program
+    finds no thread: "Expected 2 threads to join the rendezvous, but only 1 of them arrived". After
+    40 seconds XLA aborts the process. The stacks of a hanging process show
+    ``xla::Semaphore::Acquire`` under ``ExecuteLaunch`` in one thread and
+    ``InProcessCommunicator::AllReduce`` in the other. A larger pool (``NPROC=8``, before JAX
+    starts) prevents the deadlock. So does a limit for the programs in flight, such as
+    `STEPS_AHEAD`. The limit must be well below 32, because callbacks and user code also launch
     programs. Seen with jaxlib 0.10.2.
     """
     due = next(_launches) % STEPS_AHEAD == 0
@@ -69,9 +70,9 @@ class Placement:
     """Keeps state on every device of a mesh, and shards batches along the axis of their examples.
 
     A batch is sharded before it enters a step if the replicas can divide the batch evenly. JAX
-    cannot do this with other batches. Every device gets all rows of an uneven batch, and the step
-    itself shards the rows. XLA then pads the uneven axis without changing results: for 17 examples
-    on 4 devices, each device computes 5 rows.
+    cannot shard any other batch from outside of a program. So every device gets all rows of an
+    uneven batch, and the step itself shards the rows. XLA then pads the uneven axis without
+    changing results: for 17 examples on 4 devices, each device computes 5 rows.
 
     Attributes:
         layout: The mesh, and the shardings of arrays on it.
@@ -84,7 +85,8 @@ class Placement:
         keeps_state: Whether variables hold the same arrays that programs take and return, so that
             nothing is copied between programs.
         after_launch: A function that limits how far the host runs ahead of the devices. It is
-            called with the outputs, the state and the number of steps of each program.
+            called after each launch of a program, with the program's outputs, new state and number
+            of steps.
         places_ahead: Whether `batch` moves a batch to the devices while the previous step runs.
         shares_memory: Whether arrays on the devices may use the memory of NumPy arrays, as on CPUs.
         begin_step: A function that is called before each program of a custom loop.
@@ -139,7 +141,7 @@ class Placement:
         return arrays if all(map(operator.is_, arrays, placed)) else placed
 
     def leave(self, arrays: list[jax.Array]) -> list[jax.Array]:
-        """Returns a program's new values as variables hold them. Here these are the same arrays."""
+        """Converts a program's new values to what variables hold. Here, nothing is converted."""
         return arrays
 
     def put(self, array: Any, sharding: Sharding) -> jax.Array:
@@ -150,7 +152,7 @@ class Placement:
         """Gives variables the chief's values. Does nothing here, because there is one worker."""
 
     def read(self, array: jax.Array) -> jax.Array:
-        """Returns the full value of an array. All workers must call it for a sharded array."""
+        """Returns the full value of an array. For a sharded array, all workers must call this."""
         return array if array.is_fully_replicated else jax.device_put(array, self.whole)
 
     def argument(self, array: Any) -> Any:
@@ -284,7 +286,7 @@ class CentralPlacement(Placement):
     def launch(
         self, program: Any, state: Any, batches: Sequence[Any], seen: dict[Hashable, str]
     ) -> tuple[Any, Any]:
-        """Runs a program, whose state is on the mesh only while it runs."""
+        """Runs a program. The state is on the mesh only while the program runs."""
         state = jax.device_put(state, self.whole)
         outputs, new = super().launch(program, state, batches, seen)
         return outputs, self.leave(new)
@@ -397,7 +399,7 @@ def _types(state: object) -> list[object]:
 
 
 def _host_or(accelerator: object) -> Any:
-    """Returns the host as a device, or an accelerator if `JAX_PLATFORMS` excludes the CPU."""
+    """Returns the host as a device; if `JAX_PLATFORMS` excludes the CPU, the given accelerator."""
     try:
         return jax.local_devices(backend="cpu")[0]
     except RuntimeError:

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 # The placements of strategies that keep state sharded, or in the host's memory, between steps.
 _placements: weakref.WeakSet[Placement] = weakref.WeakSet()
 
-# After variables got new values of this many bytes, libc is asked to return free memory.
+# Whenever variables have got this many bytes of new values, libc is asked to return free memory.
 _KEPT = 1 << 25
 
 
@@ -177,7 +177,7 @@ def _shard_new(
 def _store(original: Callable[..., Any], variable: keras.Variable, value: Any) -> Any:
     """Assigns a value to a variable. Outside of compiled programs, shards the value at once.
 
-    So at any time only one value is full, even if many variables are assigned.
+    So even if many variables are assigned, only one full value exists at a time.
     """
     if weight_files.is_compared(variable, value):
         return value
@@ -245,7 +245,10 @@ def _show(original: Callable[[Any], str], variable: keras.Variable) -> str:
 
 
 def _read(original: Callable[[Any], Any], variable: keras.Variable) -> Any:
-    """Reads a variable. Gathers its shards outside of programs, and where a step uses a weight."""
+    """Reads a variable; outside of programs, gathers its shards.
+
+    In a step, the read of a weight makes the step gather the weight's shards.
+    """
     value = original(variable)
     if is_traced(value):
         return _gathered_in_step(variable, host_memory.brought(variable, value))
@@ -260,7 +263,7 @@ def whole(variable: keras.Variable, value: object) -> Any:
     if not isinstance(value, jax.Array) or value.is_fully_replicated:
         return on_device(value)
     # The placement is found by the mesh of the value, because a step may have sharded a variable
-    # that was made outside of the strategy's scope, such as an adapter.
+    # that was made outside of the strategy's scope, such as that of a LoRA adapter.
     mesh = getattr(value.sharding, "mesh", None)
     place = next((one for one in [*_placements] if one.layout.shard_mesh == mesh), None)
     if place is None:

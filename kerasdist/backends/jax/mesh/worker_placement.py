@@ -55,8 +55,8 @@ class WorkerPlacement(Placement):
 
     All processes must take part when one of them computes with a global array. But between programs
     a process may work alone, for example to save a model. So code that reads a variable gets an
-    array of its own process only, which uses the same memory (`arrays.local_copy`). All workers
-    must read a sharded variable together (`read`).
+    array of its own process only, which shares the memory of the global array
+    (`arrays.local_copy`). All workers must read a sharded variable together (`read`).
 
     Each worker has the same batch, and contributes the rows of its own replicas.
     """
@@ -104,7 +104,7 @@ class WorkerPlacement(Placement):
         return made if isinstance(rows, jax.Array) else self.wait_until_sent(made)
 
     def read(self, array: jax.Array) -> jax.Array:
-        """Returns the full value of an array. All workers must call it for a sharded array."""
+        """Returns the full value of an array. For a sharded array, all workers must call this."""
         return local_copy(self._resharded(array, self.whole) if is_sharded(array) else array)
 
     def _resharded(self, array: jax.Array, sharding: Sharding) -> jax.Array:
@@ -170,7 +170,7 @@ class WorkerPlacement(Placement):
         return np.concatenate(results, axis=-1)
 
     def chosen(self, numbers: Any) -> Any:
-        """Selects, from the row numbers of a batch, those of the rows that this worker reads.
+        """Returns, of all row numbers of a batch, the numbers of the rows that this worker reads.
 
         Each worker reads all rows if the replicas cannot divide the batch evenly.
         """
@@ -223,7 +223,8 @@ class WorkerPlacement(Placement):
     def returned(self, leaf: Any, *, keeps_rows: bool) -> Any:
         """Constrains an output to be whole on each device, or to be sharded.
 
-        It is sharded if Keras keeps its rows, as in `predict`, and there is a row for each replica.
+        It is sharded if Keras keeps its rows, as in `predict`, and if there are at least as many
+        rows as replicas.
         """
         if not isinstance(leaf, jax.Array):
             return leaf

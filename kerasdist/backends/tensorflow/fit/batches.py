@@ -2,8 +2,8 @@
 
 In `fit`, `evaluate` and `predict` a replica without rows gets one stand-in row, which is a copy of
 a real row if there is one. So layers never run on 0 rows, for which TensorFlow's convolutions on
-the CPU return a wrong shape (seen with 2.21, oneDNN). The replica's weight stays 0, so nothing that
-the replica computes counts (ADR 12).
+the CPU return a wrong shape (seen with TensorFlow 2.21 and oneDNN). The replica's weight stays 0,
+so nothing that the replica computes counts (ADR 12).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from kerasdist.input.sharding import bounds_of_replica
 # Batches are divided on this device, and results for code outside of replicas are put there.
 HOST = "/device:CPU:0"
 
-# The name of the operation that divides a batch, by which its errors are recognised.
+# The name of the operation that divides a batch. By this name its errors are recognised.
 _DIVISION = "kerasdist_division_of_the_global_batch"
 # Finds the failed operation in the message of TensorFlow's error. Operations that only waited for
 # the failed operation have another form in the message: ``[[name/_30]]``.
@@ -65,14 +65,14 @@ class OwnRows(NamedTuple):
         """Returns the size and the weight of a replica's rows; a stand-in row does not count."""
         if isinstance(self.size, int) and self.size:
             return LocalBatch(self.size, self.total, self.size / self.total)
-        # In a float64 model float32 would round off the last digits.
+        # In a float64 model a float32 weight would cost the last digits of the results.
         dtype = tf.float64 if keras.config.floatx() == "float64" else tf.float32
         weight = tf.math.divide_no_nan(tf.cast(self.size, dtype), tf.cast(self.total, dtype))
         return LocalBatch(self.size, self.total, weight)
 
 
 class PlacedBatch(NamedTuple):
-    """A batch of which each device of this process holds the rows of its own replica.
+    """A batch that is already on the devices: each device holds the rows of its own replica.
 
     Attributes:
         parts: For each device, the rows of its replica.
@@ -84,14 +84,15 @@ class PlacedBatch(NamedTuple):
 
 
 def own_rows(batch: object, replicas: int, own: range) -> OwnRows:
-    """Takes the rows of some of the replicas out of a global batch.
+    """Returns the rows of a global batch that belong to the replicas with the numbers `own`.
 
-    In a graph the sizes are tensors, and static sizes are unknown, in two cases: a replica may have
-    fewer than two rows, or the size is known only when the step runs.
+    In a graph there are two cases in which the sizes are tensors, and static sizes are unknown: a
+    replica may have fewer than two rows, or the size is known only when the step runs.
     """
     total: Any = known_size(batch)
     # Eagerly every size is known. In a graph, no local batch may have the static size 0 or 1. Keras
-    # treats a loss of the static shape (0,) differently. For size 1 see `is_known`.
+    # treats a loss of the static shape (0,) differently from other losses. `is_known` says why the
+    # size 1 is avoided.
     if total is None or not (is_known(total, replicas) or tf.executing_eagerly()):
         total = _size_in_step(batch)
     if len(own) == replicas:
@@ -102,15 +103,17 @@ def own_rows(batch: object, replicas: int, own: range) -> OwnRows:
 
 
 def compared_in(number: tf.Tensor, batch: object) -> Compared:
-    """Returns the `Compared` of a batch; `number` is the batch's number in the iteration.
+    """Returns the data of a batch that the workers compare with each other.
 
-    Only a worker's pipeline sees the global batch; a step gets only the worker's own rows. So the
-    pipeline adds the result to its batches, and the step returns the result for the comparison.
+    A worker's pipeline sees the whole global batch, but a step gets only the worker's own rows. So
+    the pipeline calls this function, and sends the `Compared` along with the rows. The step returns
+    the `Compared` to Python code, which compares it with those of the other workers. `number` is
+    the number of the batch in the iteration over the data.
     """
 
     def beginning(leaf: object) -> tf.Tensor:
         if not isinstance(leaf, tf.Tensor) or leaf.shape.rank == 0:
-            return tf.constant(0)  # leaves without rows are not compared
+            return tf.constant(0)  # a leaf without rows has no first rows to compare
         return _lines(leaf[: tf.where(number == 0, ROWS, 0)])[:, :ELEMENTS]
 
     def checksum(leaf: object) -> tf.Tensor:
@@ -161,7 +164,7 @@ def split(batch: OwnRows, replicas: int, *, stand_ins: bool) -> list[OwnRows]:
 
 
 def rows_on_devices(batch: PlacedBatch, replicas: int, own: range) -> list[OwnRows]:
-    """Returns the parts of a `PlacedBatch`, with their sizes as numbers if these are known."""
+    """Returns the parts of a `PlacedBatch`; sizes that are known become Python integers."""
     total = int(batch.parts[0].total) if tf.executing_eagerly() else batch.total
     if not is_known(total, replicas):
         return list(batch.parts)
@@ -211,7 +214,7 @@ def none_for_optional(leaf: object) -> Any:
 def division_errors() -> Iterator[None]:
     """Translates TensorFlow's error for a batch that cannot be divided.
 
-    To other errors about shapes, adds a note that a replica has only a part of the batch.
+    Other errors about shapes get a note, which says that a replica has only a part of the batch.
     """
     try:
         yield
@@ -219,7 +222,8 @@ def division_errors() -> Iterator[None]:
         if not _FAILED_DIVISION.search(error.message):
             LocalBatch(None, None, None).note_in(error)
             raise
-        # The message quotes the cause, because Keras raises the error again ``from None``.
+        # The new message quotes TensorFlow's message, because Keras raises the new error again
+        # ``from None``, which hides TensorFlow's error.
         raise InputError(
             "Expected tensors with the same number of examples in a batch. Received: another "
             "number than in the first tensor. Let the data source yield as many targets and "
@@ -311,7 +315,7 @@ def _static_sizes(batched: list[Any]) -> set[int | None]:
 
 
 def known_size(spec: object) -> int | None:
-    """Returns the static number of rows that all leaves of a batch or its spec have, or None."""
+    """Returns the static number of rows of a batch or of its spec; None if it is unknown."""
     static = _static_sizes(_batched(spec))
     return static.pop() if len(static) == 1 else None
 

@@ -119,9 +119,9 @@ def _gradient(
     factor = _factor(replica.local_batch, target)
     if factor is None:
         return original(target, sources, output_gradients, *args, **kwargs)
-    # The collectives of the backward pass multiply incoming gradients by the replicas' weights. So
-    # these gradients must already have the factor: it is applied to the targets, and not to the
-    # gradients that the tape returns.
+    # In the backward pass, collectives multiply the gradients that they get by the replicas'
+    # weights. These gradients must already contain `factor`. So the upstream gradients, with which
+    # the backward pass begins, are multiplied by it, and not the gradients that the tape returns.
     targets = tf.nest.flatten(target)
     given = [None] * len(targets) if output_gradients is None else tf.nest.flatten(output_gradients)
     upstream = [
@@ -145,7 +145,7 @@ def _gradient(
 
 
 def _factor(local_batch: LocalBatch | None, target: object) -> Any:
-    """Returns the factor for a target's gradients; None unless the target is a loss per example."""
+    """Returns the factor for the gradients of a vector loss; None for every other target."""
     targets = [one for one in tf.nest.flatten(target) if tf.is_tensor(one)]
     # If one target is a scalar, the tape returns one sum, from which the gradients of the vectors
     # cannot be separated.

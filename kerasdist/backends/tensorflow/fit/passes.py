@@ -46,7 +46,7 @@ def calls(
 
 @final
 class _PassScope(keras.StatelessScope):
-    """The scope in which a pass calls the model; `calls` recognizes such calls by this scope."""
+    """The scope in which a pass calls the model. It tells `calls` not to divide the rows again."""
 
 
 class _Rows:
@@ -65,7 +65,10 @@ class _Rows:
         self.tensors = [*(self._leaves[place] for place in self._places), *known.values()]
 
     def packed(self, tensors: Iterable[Any]) -> Any:
-        """Returns the structure with other tensors; `tensors` lists these, then their masks."""
+        """Returns the structure with other tensors in place of its own.
+
+        `tensors` lists these tensors, and after them their masks.
+        """
         leaves, given = list(self._leaves), iter(tensors)
         for place in self._places:
             leaves[place] = next(given)
@@ -262,10 +265,10 @@ def _floats(tensors: Iterable[Any]) -> list[Any]:
 
 
 def _outside(terms: Terms, weight: tf.Tensor) -> Terms:
-    """Returns a gradient's terms, with arrays in place of the tensors of their indices.
+    """Returns a gradient's terms with their indices as NumPy arrays, and no longer as tensors.
 
-    The tensors belong to the traced function of a pass, so code outside of this function cannot use
-    them.
+    Index tensors belong to the traced function of a pass, so code outside of that function cannot
+    use them.
     """
     if terms.dense_shape is None:
         return terms

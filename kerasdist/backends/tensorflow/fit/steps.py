@@ -27,13 +27,13 @@ from kerasdist.backends.tensorflow.replica.values import concat
 from kerasdist.check.first_batch import FirstBatchCheck
 from kerasdist.core.context import current
 
-# The iterators from which a graph can read batches.
+# The types of iterators from which a graph can read batches.
 ITERATORS = (tf.data.Iterator, PlacedIterator)
 
 
 def compiled(function: Callable[..., Any], *, eagerly: bool) -> Callable[..., Any]:
     """Compiles a function. A second batch size causes a new trace, but further sizes do not."""
-    # In Keras's own steps AutoGraph does not convert user code either.
+    # `autograph=False`, because AutoGraph does not convert user code in Keras's own steps.
     return function if eagerly else tf.function(function, reduce_retracing=True, autograph=False)
 
 
@@ -50,15 +50,16 @@ class StepsOnIterator:
     ) -> None:
         """Prepares the function; TensorFlow traces it at its first call.
 
-        `step` takes a batch, and a list to which it adds the variables that it reads. `step`
-        returns four values: the batch's first rows; a list with the number of examples and a vector
-        of checksums; the logs; and the values of these variables. With `trains`, the function
-        reports its steps to the `Meter` of this `fit`, if there is one.
+        `step` takes a batch and a list. With several workers, it fills the list with the variables
+        whose aggregated values it reads at the end of the step. `step` returns four values: the
+        first rows of the batch; a list with the number of examples and, if workers compare batches,
+        a vector of checksums; the logs; and the values of the variables in the list. With `trains`,
+        the function reports its steps to the `Meter` of this `fit`, if there is one.
         """
         model, self._replica_set = trainer.model, trainer.replicas
         self.count: int = model.steps_per_execution
-        # The variables that a step reads, found while the step is traced. After every step their
-        # values are cached.
+        # The variables whose aggregated values a step returns. They are found while the step is
+        # traced. After every step the values are cached, so that later reads need no collective.
         self._read: list[keras.Variable] = []
 
         count, eagerly = trainer.replicas.count_batch, model.run_eagerly
@@ -118,7 +119,7 @@ class StepsOnIterator:
         return first, totals, logs, values, _measured(totals, seconds)
 
     def _in_a_loop(self, iterator: Any) -> Any:
-        """Runs the steps of one call as a loop in the graph, which stops at the end of the data."""
+        """Runs the steps of one call in a loop of the graph, which ends early if the data ends."""
         first, *done = self._once(self._on_batch, iterator)
 
         def body(count: Any, _: Any, done: Any) -> Any:
@@ -164,8 +165,8 @@ def _tensors(batch: object) -> list[tf.Tensor]:
 def _require_equal_beginnings(replica_set: ReplicaSet, first: object) -> None:
     """Checks that an iteration over the data begins with the same rows on all workers.
 
-    `first` has the first rows of the iteration's first batch. For later batches it has no rows, and
-    nothing is checked.
+    If the batch is the first one of an iteration, `first` contains the first rows of this batch.
+    Otherwise `first` contains no rows, and nothing is checked.
     """
     if any(leaf.shape.rank and leaf.shape[0] for leaf in keras.tree.flatten(first)):
         replica_set.first_batches.begin(first)
@@ -176,12 +177,12 @@ def _require_equal_beginnings(replica_set: ReplicaSet, first: object) -> None:
 class FirstStepChecked:
     """A ``train_function`` that also compares its first steps with the same steps on one device.
 
-    When the comparison is done, `steps` becomes the model's ``train_function``. Usually the graph
-    of a step reads its batches from Keras's iterator. In two calls this function reads the batches
-    itself, to compare a step on them: in the first call, and in the last call of the first epoch
-    whose length is known beforehand, because the last batch may have another size. The function
-    then passes these batches on in an iterator of the same type, so that the same graph can read
-    them.
+    When no comparison is left to do, the model's ``train_function`` is set to `steps`, which
+    compares nothing. Usually the graph of a step reads its batches from Keras's iterator. In two
+    calls this object reads the batches itself, to compare a step on them: in the first call, and in
+    the last call of the first epoch whose length is known beforehand, because the last batch may
+    have another size. The object then passes these batches on in an iterator of the same type, so
+    that the same graph can read them.
 
     Attributes:
         batches: How many batches an epoch has; None if that is not known.
@@ -197,7 +198,7 @@ class FirstStepChecked:
         self._calls = 0  # how many calls this epoch has had
 
     def __call__(self, iterator: Any) -> Any:
-        """Runs the steps, as `StepsOnIterator` does; before that, compares a step if one is due."""
+        """Compares a step if a comparison is due; then runs the steps as `StepsOnIterator` does."""
         is_placed = isinstance(iterator, ITERATORS)
         is_last = is_placed and self._ends_epoch(iterator)
         if not self._has_begun and not keras_compat.is_complete(self._model):
@@ -215,7 +216,8 @@ class FirstStepChecked:
     def goes_on(self, iterator: Any) -> None:
         """Records that `iterator` continues an epoch, and does not begin one.
 
-        The first batches of this epoch came from the iterator that `_looked_at` has returned.
+        `RowsFound` calls this method. It has read the epoch's first batches from `iterator`, and
+        has passed them to this object in another iterator, which `_looked_at` has made.
         """
         self._iterator = weakref.ref(iterator)
 
@@ -261,7 +263,10 @@ class RowsFound:
 
 
 def _looked_at(iterator: Any, count: int, look: Callable[[Any, int], None]) -> Any:
-    """Calls `look` with each of the next batches and its size; returns an iterator over them."""
+    """Calls `look` with each of the next `count` batches of an iterator, and the batch's size.
+
+    Returns an iterator that yields these batches again.
+    """
     batches = list(itertools.islice(_batches(iterator), count))
     for batch in map(on_host, batches):
         look(batch, int(batch.total) if isinstance(batch, OwnRows) else metering.rows_of(batch))

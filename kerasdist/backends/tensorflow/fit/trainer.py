@@ -62,7 +62,7 @@ class _InPasses(ReplicatedTrainer):
     def build_if_needed(
         self, original: Original, iterator: Any = None, data_batch: Any = None
     ) -> None:
-        """Builds losses, metrics and optimizer before training, if `call` accepts the data.
+        """Builds losses, metrics and optimizer before training, if the model accepts the data.
 
         They must be built before training, because a backup restores the values only of metrics
         that are built. On the other backends Keras itself builds them at this time.
@@ -82,7 +82,7 @@ class _InPasses(ReplicatedTrainer):
         """Makes a train, test or predict function.
 
         After `config.set_most_examples_at_once("auto")`, a train function is wrapped in a
-        `RowsFound`, which finds how many rows a pass may have.
+        `RowsFound`, which finds how many rows of a batch fit in memory at once.
         """
         function = super().make_function(name, original, force)
         if isinstance(function, FirstStepChecked):
@@ -133,7 +133,7 @@ class TensorFlowTrainer(_InPasses):
 
     @staticmethod
     def prepare_other(model: Any, replicas: Any) -> None:
-        """Mirrors the variables of a model and its optimizer that are not mirrored yet."""
+        """Mirrors those variables of a model and of its optimizer that are not mirrored yet."""
         take_on(model, replicas)
         optimizer = model.optimizer if model.compiled else None
         if optimizer is not None and not optimizer.built and model.built:
@@ -169,7 +169,7 @@ class TensorFlowTrainer(_InPasses):
 
     @property
     def trial_class(self) -> type[Any]:
-        """The class of trials, which run a step on one device and on the replicas."""
+        """The class of trials. A trial runs one step, either on one device or on the replicas."""
         from kerasdist.backends.tensorflow.fit.trial import TensorFlowTrial  # few runs use it
 
         return TensorFlowTrial
@@ -190,7 +190,7 @@ class TensorFlowTrainer(_InPasses):
         batch: Any,
         read: list[keras.Variable],
     ) -> Any:
-        """Runs a step on all replicas; returns the values that `StepsOnIterator` needs."""
+        """Runs a step on all replicas; returns the four values that `StepsOnIterator` describes."""
         own = self.note_overrides()
 
         def replica_step(data: object) -> Any:
@@ -204,8 +204,9 @@ class TensorFlowTrainer(_InPasses):
             return logs, collectives_here().end_step(read)
 
         # In Keras's own step, no code after the optimizer's update reads the updated variables. So
-        # if sums are collectives, all sums can be made together at the end. This is not so if an
-        # optimizer has its own `apply`, because it may apply gradients more than once.
+        # the update can wait until the end of the step, where all sums are made together. This
+        # saves collectives. The update of an optimizer that has its own `apply` does not wait,
+        # because such an optimizer may apply gradients more than once in a step.
         optimizer = self.model.optimizer
         is_direct = optimizer is None or keras_compat.applies_directly(optimizer)
         waits = own and is_direct and self._group.has_collectives
@@ -247,7 +248,10 @@ class TensorFlowTrainer(_InPasses):
             self._group.mark_equal_statistics(layers)
 
     def predict_batch(self, batch: Any) -> Any:
-        """Returns the rows that all replicas predict; for scalars, the mean over examples."""
+        """Returns the outputs for the rows of all replicas.
+
+        Of a scalar output, returns the mean over the examples.
+        """
         group = self._group
         step = uncompiled(self.model.predict_step)
         done = self.replicas.run(self.strategy, step, batch, kept=self._kept_in_predict)
@@ -293,7 +297,7 @@ class TensorFlowTrainer(_InPasses):
     def build_if_needed(
         self, original: Original, iterator: Any = None, data_batch: Any = None
     ) -> None:
-        """Builds the model from a batch's types and shapes, if it has Keras's own `train_step`.
+        """Builds the model from a batch's types and shapes, if the model has Keras's own step.
 
         To build the model, Keras would take a batch from the iterator. If a generator yields the
         batches, the steps would never get this batch. If the data is shuffled, taking a batch would
@@ -321,12 +325,13 @@ def _require_no_state_of_rows(model: keras.Model) -> None:
             )
 
 
-# TensorFlow has the name `tf.NoneTensorSpec` only from 2.21 on.
+# TensorFlow has the public name `tf.NoneTensorSpec` only since version 2.21.
 _NoneTensorSpec: Any = type(tf.type_spec_from_value(None))
 
 
 def _build_from(model: keras.Model, batch: object) -> None:
-    # Plain Keras would not run the model's `call` here, so changes that `call` makes are undone.
+    # Plain Keras would not run the model's `call` here. So the changes that `call` makes to the
+    # user's Python objects are undone.
     with state_kept(model):
         keras_compat.build_symbolically(model, keras.tree.map_structure(_description, batch))
 

@@ -1,4 +1,4 @@
-"""Runs a training step on one device and on the replicas, both eagerly, to compare them."""
+"""Runs a training step eagerly, on one device and on the replicas, to compare the results."""
 
 from __future__ import annotations
 
@@ -79,7 +79,8 @@ class TensorFlowTrial(Trial):
         if spares and sharding.trial_sizes(sizes) != sizes:
             sizes = sharding.trial_sizes(sizes)
             here = sum(sizes[group.local.start : group.local.stop])
-            # Each worker keeps at least one row, because `OwnRows` needs a row, used or not.
+            # Each worker keeps at least one row, because an `OwnRows` without rows that count has
+            # a stand-in row.
             rows = first_rows(batch.rows, max(here, 1))
             batch = OwnRows(rows, here, sum(sizes))
         local_rows = group.split(batch)
@@ -203,6 +204,6 @@ def _whole(variable: Any, own: Any) -> Any:
 
 
 def _form(rows: object) -> list[str]:
-    """Returns the types and shapes of a batch, without its number of rows."""
+    """Returns the types and shapes of a batch's arrays; the shapes leave out the axis of rows."""
     leaves = [leaf for leaf in map(none_for_optional, keras.tree.flatten(rows)) if leaf is not None]
     return [f"{leaf.dtype.name} {leaf.shape[1:] if leaf.shape.rank else ()}" for leaf in leaves]

@@ -64,7 +64,7 @@ def compiled_likewise(compiled: Any, function: Callable[..., Any]) -> Any:
 
 
 def explained(compiled: object) -> Any:
-    """Makes a ``tf.function`` raise an error that names the worker, if one is lost in a call.
+    """Makes a ``tf.function`` raise an error with the worker's name if a call loses a worker.
 
     The object stays a ``tf.function``, so that users can get its graphs or save it.
     """

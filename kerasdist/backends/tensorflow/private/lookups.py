@@ -1,11 +1,11 @@
-"""Finds out which entries of replicas' sparse gradients one device would have only once.
+"""Finds the entries of sparse gradients that each replica has, but one device has only once.
 
 The gradient of a lookup in a table is a ``tf.IndexedSlices`` with one entry per index. Keras's
 optimizers square and clip entry by entry, so the result depends on how the gradient is divided into
 entries. Indices from the batch, such as tokens, are looked up for each row, so one device has the
 entries of all replicas, one after another. Indices that do not depend on the batch, such as the
-positions ``ops.arange(n)``, are the same in all replicas; one device looks them up once, and has
-the sums of the replicas' entries.
+positions ``ops.arange(n)``, are the same in all replicas. One device looks up such an index only
+once, and its entry for the index is the sum of the replicas' entries.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class Terms:
         added: This replica's terms.
         indices: For each term, its indices if they do not depend on the batch, so that one device
             has each of them once; otherwise None.
-        dense_shape: The shape of the variable to which the indices belong.
+        dense_shape: The shape of the variable to which the indices belong; None if the only term is
+            the gradient itself.
         is_merged: Whether the rows of each index are summed to one row, as on one device.
     """
 
@@ -46,7 +47,7 @@ class Terms:
     is_merged: bool = False
 
     def gradient(self, sums: Sequence[Any]) -> Any:
-        """Makes the gradient from the terms' sums, with as many components as the sums have."""
+        """Returns the gradient, given its terms' sums; it has as many components as these sums."""
         if self.dense_shape is None:
             return merged(sums[0]) if self.is_merged else sums[0]
         held = list(map(components, sums))
@@ -81,7 +82,8 @@ class Lookups:
         known = int(tf.get_static_value(total) or 0)
         sizes = {known // replicas, -(-known // replicas)}
         self._sizes = sizes if min(sizes) > 1 else set()
-        # For each eager tensor of integers: the tensor, the operation that made it, and its inputs.
+        # For the id of each eager tensor of integers: the tensor, the name of the operation that
+        # made it, and the inputs of that operation.
         self._made: dict[int, tuple[Any, str, Sequence[Any]]] = {}
 
     @contextmanager
@@ -110,12 +112,14 @@ class Lookups:
         # For each lookup, whether one device would repeat it for each row of the global batch.
         of_rows = [self._comes_from_batch(one) or self._is_repeated(one) for one in lookups]
         if all(of_rows):
-            # In a graph, `slices_of_all` in fit/gradients.py decides later whether to merge rows.
+            # In a graph, `slices_of_all` in fit/gradients.py decides later whether rows of the same
+            # index are summed.
             is_merged = tf.executing_eagerly() and are_unique(gradient.indices, self._made_by)
             return Terms((gradient,), is_merged=is_merged)
         sizes = [one.shape.num_elements() or tf.size(one) for one in lookups]
         values = [gradient.values] if len(sizes) == 1 else tf.split(gradient.values, sizes)
-        # Eager indices may come from NumPy and differ between replicas. So each term keeps them.
+        # Eager indices may come from NumPy and differ between replicas. So each eager term keeps
+        # its indices.
         added = [
             tf.IndexedSlices(value, rows, gradient.dense_shape)
             if own or tf.executing_eagerly()
@@ -228,7 +232,7 @@ def are_unique(
 
 
 def merged(slices: tf.IndexedSlices) -> tf.IndexedSlices:
-    """Returns slices with one row for each index, which is the sum of the rows of this index."""
+    """Returns slices with one row per index: the sum of all rows that belong to this index."""
     indices, places = tf.unique(slices.indices)
     values = tf.math.unsorted_segment_sum(slices.values, places, tf.size(indices))
     return tf.IndexedSlices(values, indices, slices.dense_shape)
@@ -240,9 +244,11 @@ def _can_record() -> bool:
 
 
 def _once(total: Any, indices: Any) -> tf.IndexedSlices:
-    """Converts the sum of the replicas' entries to a gradient that has each index only once.
+    """Returns the gradient of one lookup as one device has it, with one row per looked-up index.
 
-    Returns the sum unchanged if eager code has used different indices on the replicas.
+    `total` is the sum of this gradient over the replicas: a tensor with one row per index, or, in
+    eager code, the slices of all replicas, one after another. If the replicas have looked up
+    different indices, which eager code can do, `total` is returned unchanged.
     """
     if not isinstance(total, tf.IndexedSlices):
         return tf.IndexedSlices(total, indices)
@@ -268,7 +274,7 @@ def constant(indices: Any) -> np.ndarray | None:
         if op.name not in nodes:
             node = nodes[op.name] = op.node_def
             # The value does not depend on control inputs, such as the arrival of the batch, nor on
-            # colocations, so they are removed.
+            # the colocation with other operations. So both are removed.
             node.attr.pop("_class", None)
             inputs = [one for one in node.input if not one.startswith("^")]
             del node.input[:]

@@ -74,8 +74,8 @@ def _number(variable: Any) -> Any:
 def _truth(variable: Any) -> bool:
     """Returns whether a mirrored variable's value is true, as for ``tf.Variable``.
 
-    TensorFlow's own code always gets True. It tests a variable, as in `check_destinations`, only to
-    find out whether it was given one.
+    TensorFlow's own code always gets True. It tests an argument, as in `check_destinations`, only
+    to find out whether the caller has passed a variable.
     """
     asks = sys._getframe(1).f_globals["__name__"]
     if asks.startswith("tensorflow.") or variable.distribute_strategy not in ours:

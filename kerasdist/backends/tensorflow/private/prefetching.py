@@ -1,7 +1,7 @@
 """Puts each replica's rows on its device before the step that uses them.
 
-Each device has a pipeline, and one pipeline on the host gives local batches to these in turn.
-TensorFlow's ``MultiDeviceIterator`` does this, as in ``tf.distribute``. A dataset of
+Each device has a pipeline. One pipeline on the host gives local batches to the devices' pipelines
+in turn, by TensorFlow's ``MultiDeviceIterator``, which ``tf.distribute`` uses too. A dataset of
 ``tf.distribute`` traces six functions for each device in each epoch. A dataset of this module
 traces these functions once.
 """
@@ -34,7 +34,7 @@ def untuned(dataset: tf.data.Dataset) -> tf.data.Dataset:
     """Returns a dataset without autotuning, for a pipeline that has nothing to tune.
 
     TensorFlow runs a thread for autotuning, which sometimes misses the request to stop. Then the
-    end of an epoch takes up to as long as the epoch itself (seen with 2.21).
+    end of an epoch takes up to as long as the epoch itself (seen with TensorFlow 2.21).
     """
     options = tf.data.Options()
     options.autotune.enabled = False
@@ -182,7 +182,8 @@ class PlacedBatches:
     def __iter__(self) -> PlacedIterator:
         with tf.device(HOST):
             # Each iterator has a source of its own. If a source were used again, random operations
-            # would continue their sequence of numbers. In plain Keras each epoch restarts them.
+            # would continue their sequence of numbers. In plain Keras each epoch begins the same
+            # sequence again.
             source = self._source()
             begun = tf.raw_ops.MultiDeviceIteratorInit(
                 dataset=tf.data.experimental.to_variant(self._parts),

@@ -115,7 +115,7 @@ def outside_strategies() -> Iterator[None]:
 
 @contextmanager
 def _without(stack: Internal) -> Iterator[None]:
-    """Empties a stack of this thread in the default graph, until the block ends."""
+    """Makes a stack of the default graph empty for this thread, until the block ends."""
     graph = tf.compat.v1.get_default_graph()
     before = stack.of(graph)
     stack.set(graph, [])

@@ -29,7 +29,7 @@ KEYS_OF_A_STRATEGY = 100_000
 # The name of the workers' job in TensorFlow's description of the cluster.
 _JOB = "worker"
 
-# TensorFlow's server reads this variable when it starts (grpc_server_lib.cc).
+# TensorFlow's server reads this environment variable when it starts (grpc_server_lib.cc).
 _REUSE_PORT = "TF_GRPC_REUSE_PORT"
 
 
@@ -62,7 +62,8 @@ def _reserve_keys(native_class: type) -> None:
 def group_key(native_class: type = tf.distribute.MirroredStrategy) -> int:
     """Returns the group key of kerasdist's own collectives, for the newest strategy of a class.
 
-    The key is the last of the reserved range; TensorFlow numbers its own groups from the first key.
+    The key is the last one of the range that is reserved for the strategy. TensorFlow itself uses
+    the keys from the beginning of this range, so the two never use the same key.
     """
     return (_reserved[native_class] + 1) * KEYS_OF_A_STRATEGY - 1
 
@@ -84,12 +85,15 @@ def mirrored(parts: Sequence[Any]) -> Any:
 
 
 def is_distributed(variable: object) -> bool:
-    """Returns whether a native variable was made by a strategy."""
+    """Returns whether a TensorFlow variable was made under a strategy of ``tf.distribute``."""
     return isinstance(variable, tf.Variable) and hasattr(variable, "distribute_strategy")
 
 
 def components(held: Any) -> Sequence[Any]:
-    """Returns the components that this process has of a native variable or another value."""
+    """Returns the components that this process has of a distributed value or variable.
+
+    Any other value is returned in a tuple of one.
+    """
     return held.values if isinstance(held, tf.distribute.DistributedValues) else (held,)
 
 
@@ -99,7 +103,7 @@ def keeping_input_devices(native_strategy: tf.distribute.Strategy) -> Iterator[N
 
     A dataset with one pipeline per replica changes these devices permanently. Then every later
     dataset of the strategy would also get one pipeline per replica, and all replicas would get the
-    same batches (seen with 2.21). A central storage strategy does not store the devices.
+    same batches (seen with TensorFlow 2.21). A central storage strategy does not store the devices.
     """
     if keeps_one_copy(native_strategy):
         yield
@@ -112,7 +116,10 @@ def keeping_input_devices(native_strategy: tf.distribute.Strategy) -> Iterator[N
 
 
 def plain_copy(variable: Any, value: tf.Tensor) -> tf.Variable:
-    """Returns a plain copy of a variable, which Keras's optimizers take for the variable itself."""
+    """Returns a plain ``tf.Variable`` with the given value, as a copy of another variable.
+
+    Keras's optimizers take the copy for the variable itself.
+    """
     copy = tf.Variable(value, trainable=variable.trainable, name="copy", shape=value.shape)
     # By this id an optimizer finds its own state for the variable, such as the momentum.
     internals.UNIQUE_ID.set(copy, internals.UNIQUE_ID.of(variable))

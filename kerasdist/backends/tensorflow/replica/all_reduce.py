@@ -1,4 +1,4 @@
-"""All-reduce sums between devices without shared memory, and between workers."""
+"""Sums by all-reduce, between devices without shared memory and between workers."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 # process, or the process itself if its devices share memory.
 Column = Sequence[tf.Tensor]
 
-# The most bytes that GPUs sum by one collective. The limit lets gradients of the last layers be
-# sent while the first layers still compute their gradients. PyTorch's limit is 25 MiB.
+# The most bytes that GPUs sum by one collective. With this limit, the gradients of the last layers
+# are sent while those of the first layers are still being computed. The limit in PyTorch's
+# DistributedDataParallel is 25 MiB.
 GPU_PACK_BYTES = 32 * 2**20
 
 # The types that TensorFlow's collectives support.
@@ -124,12 +125,12 @@ class AllReduce:
         return self._in_graph(placed, hint, seconds)
 
     def _seconds_to_wait(self, options: CommunicationOptions) -> float:
-        """Returns a collective's time-out: 0 (none) if the job itself watches the call.
+        """Returns a collective's time-out in seconds: 0 (none) if the job itself watches the call.
 
         For each collective with a time-out, TensorFlow starts two threads that sleep until the
         time-out is over, even if the collective is done before. With 50 steps a second and
-        time-outs of 10 minutes that makes 60,000 threads, which kill the process (seen with 2.21,
-        base_collective_executor.cc).
+        time-outs of 10 minutes that makes 60,000 threads, which kill the process (seen with
+        TensorFlow 2.21, in base_collective_executor.cc).
         """
         if options is not self._communication and options.timeout_seconds:
             return options.timeout_seconds
@@ -204,7 +205,7 @@ def _on_gpus(devices: Sequence[str]) -> bool:
 def _packs(columns: Sequence[Column], bytes_per_pack: int) -> list[list[int]]:
     """Groups the indices of values into packs of one type and at most `bytes_per_pack` bytes.
 
-    If `bytes_per_pack` is 0, there is no limit. A value with more bytes is a pack of its own. The
+    If `bytes_per_pack` is 0, there is no limit. A value above the limit is a pack of its own. The
     last values come first, because the collectives run in the order of the packs, and the backward
     pass computes the last layers' gradients first.
     """

@@ -79,9 +79,10 @@ class Deferred:
 
     Attributes:
         call: The name of the call, for error messages.
-        given: What this replica adds to the sums: gradients, or changes of a variable. They are
-            already multiplied by the replica's weight if they need it.
-        finish: A function that is called with the sums.
+        given: What this replica adds to the sums: gradients, or changes of a variable. If they
+            count by the replica's weight, they are already multiplied by it.
+        finish: A function that gets the sums over all replicas, and does the deferred step or
+            assignment.
     """
 
     call: str
@@ -97,7 +98,7 @@ def moments(inputs: tf.Tensor, axes: Sequence[int]) -> tuple[tf.Tensor, tf.Tenso
     exact, because the variance's derivative with respect to the mean is zero.
     """
     mean, variance = (tf.reshape(one, [-1]) for one in tf.nn.moments(inputs, axes))
-    if inputs.shape.num_elements():  # the number is known and not zero
+    if inputs.shape.num_elements():  # the static number of elements is known and not zero
         return mean, variance
     has_rows = tf.size(inputs) > 0
     return tf.where(has_rows, mean, 0), tf.where(has_rows, variance, 0)
@@ -183,8 +184,8 @@ class TensorFlowCollectives(Collectives):
     ) -> list[Any]:
         """Returns each tensor summed over the replicas; the sums are differentiable.
 
-        ``tf.IndexedSlices`` are concatenated, without a gradient. In `fit` a replica without rows
-        adds nothing.
+        The sum of ``tf.IndexedSlices`` is their concatenation, which is not differentiable. In
+        `fit` a replica without rows adds nothing.
         """
         tensors = [self._counted(tensor) for tensor in tensors]
         sparse = [isinstance(tensor, tf.IndexedSlices) for tensor in tensors]
@@ -220,7 +221,8 @@ class TensorFlowCollectives(Collectives):
     def all_moments(self, inputs: tf.Tensor, axes: Sequence[int]) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns mean and variance of all replicas' rows.
 
-        The gradient is written by hand, with a third of the operations that TensorFlow would use.
+        The gradient is written by hand. It has a third of the operations of the gradient that
+        TensorFlow would derive.
         """
         shape = [1 if axis in axes else -1 for axis in range(inputs.shape.rank)]
 
@@ -278,7 +280,10 @@ class TensorFlowCollectives(Collectives):
     def apply_gradients(
         self, apply: Apply, optimizer: keras.Optimizer, gradients: list[Any], variables: Variables
     ) -> None:
-        """Weights and sums the gradients, then updates every copy of the variables."""
+        """Sums the gradients over the replicas, then updates every copy of the variables.
+
+        In `fit` each replica's gradients are first multiplied by the replica's weight.
+        """
         known = keras_compat.optimized_variables(optimizer) if variables is None else variables
         replaced = self.replaced_by_gradients(gradients, known)
         weight = self._local_batch and numerics.weight_of_gradients(
@@ -306,10 +311,10 @@ class TensorFlowCollectives(Collectives):
         self._sum_then(_UPDATE, Deferred("apply", tensors, update))
 
     def end_step(self, variables: Sequence[keras.Variable]) -> list[tf.Tensor]:
-        """Finishes deferred updates and assignments, and reads variables; makes all sums together.
+        """Finishes deferred updates and assignments, and reads the given variables.
 
-        All replicas must call this method. Returns the values of these variables, aggregated over
-        all replicas, for the step's logs.
+        All sums that this takes are made together. All replicas must call this method. Returns the
+        values of `variables`, aggregated over all replicas, for the step's logs.
         """
         waiting, self._deferred = list(self._deferred.values()), {}
         if not waiting and not variables:
@@ -331,7 +336,7 @@ class TensorFlowCollectives(Collectives):
         return self._combine(call, [*given, *own], update)
 
     def summed(self, variables: Sequence[keras.Variable]) -> list[tf.Tensor]:
-        """Returns the sums over the replicas of variables with ``aggregation="sum"``."""
+        """Returns each variable's sum over the replicas; its ``aggregation`` must be "sum"."""
         if keeps_one_copy(self._native_strategy):
             return [tf.convert_to_tensor(variable.value) for variable in variables]
         return self.end_step(variables)
@@ -356,12 +361,13 @@ class TensorFlowCollectives(Collectives):
     def assign(self, variable: keras.Variable, value: Any, write: Write) -> Any:
         """Assigns to a variable; in `fit`, as one device would for the global batch.
 
-        In `fit` the replicas' changes are combined. ``tf.distribute`` combines the assigned values
-        instead. A sum of them would count the old value once per replica, and a mean of them would
-        ignore how many rows each replica has. Users expect the behaviour of ``tf.distribute`` in
-        custom loops, so custom loops have it, with one exception. With central storage, a variable
-        that is summed on read, such as a metric's variable, has only one copy. Each replica then
-        adds its change to that copy.
+        In `fit` the replicas' changes are combined, that is, the differences between the assigned
+        values and the old value. ``tf.distribute`` combines the assigned values instead. In `fit`
+        their sum would count the old value once per replica, and their mean would ignore how many
+        rows each replica has. Users expect the behaviour of ``tf.distribute`` in custom loops, so
+        custom loops have it, with one exception. With central storage, a variable that is summed on
+        read, such as a metric's variable, has only one copy. Each replica then adds its change to
+        that copy.
         """
         is_combined = counts_all_replicas(variable)
         if keeps_one_copy(self._native_strategy):
@@ -395,7 +401,7 @@ class TensorFlowCollectives(Collectives):
         return replaced(self, "_writes_equal", True)
 
     def _assign_once(self, variable: keras.Variable, value: Any, write: Write) -> None:
-        """Assigns a value that is equal on all replicas to a variable that has a single copy."""
+        """Assigns to a variable that has a single copy. The replicas' values must be equal."""
 
         def update(parts: Columns) -> None:
             write(variable, parts[0][0])

@@ -107,8 +107,8 @@ def apply_everywhere(
         return None
 
     # The update calls ``apply`` of the optimizer, and of the inner optimizer of a
-    # LossScaleOptimizer. The hook `_apply` sees `applies`, so it calls Keras's own ``apply`` there
-    # and does not begin another update.
+    # LossScaleOptimizer. These calls reach the hook `_apply`. While `current.applies` is set, the
+    # hook calls Keras's own ``apply``, and does not begin another update.
     with replaced(current, "applies", True):
         return run_without_merge_call(apply)
 
@@ -146,7 +146,10 @@ def _make_state(
 
 
 def _native_strategy_of(variables: Sequence[Any]) -> tf.distribute.Strategy | None:
-    """Returns the strategy whose scope is open, else the strategy of the variables, else None."""
+    """Returns the strategy whose scope is open; if no scope is open, the variables' strategy.
+
+    Returns None in replica code, and if the strategy is not one that kerasdist made.
+    """
     here = tf.distribute.get_strategy()
     if tf.distribute.has_strategy():
         is_ours = here in ours and tf.distribute.in_cross_replica_context()

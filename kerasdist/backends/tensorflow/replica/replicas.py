@@ -45,7 +45,8 @@ if TYPE_CHECKING:
 class SoleDevice(ReplicaSet):
     """A replica set of one device, on which plain Keras runs."""
 
-    # Keras's own graph reads the batches, so the host cannot measure how long training waits.
+    # Keras's own graph reads the batches, so the host cannot measure how long training waits for
+    # them.
     measures_data = False
     trainer_class = PlacedTrainer
 
@@ -70,7 +71,8 @@ class TensorFlowReplicaSet(ReplicaSet):
 
     Attributes:
         group: The replicas and their native strategy.
-        count_batch: Adds an operation to a step's graph that counts a batch; None without a job.
+        count_batch: A function that adds an operation to a step's graph. Whenever the step runs,
+            this operation counts a batch. None without a job.
     """
 
     trainer_class = TensorFlowTrainer
@@ -112,7 +114,7 @@ class TensorFlowReplicaSet(ReplicaSet):
         return NativeScope(self.group.native_strategy)
 
     def equalize(self, variables: Sequence[keras.Variable]) -> None:
-        """Gives variables the chief's values. While a function is traced, this runs eagerly too."""
+        """Gives variables the chief's values, eagerly, even while a function is being traced."""
         with tf.init_scope(), self.placement():
             self.group.equalize(variables)
 

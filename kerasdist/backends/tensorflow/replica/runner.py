@@ -274,7 +274,7 @@ class TensorFlowRunner(Runner):
         return transpose([placed(index, one) for index, one in enumerate(values)], merged)
 
     def native_dataset(self, dataset: DistributedDataset) -> Any | None:
-        """Returns the equivalent ``tf.distribute`` dataset of a ``tf.data`` source, or None."""
+        """Returns the equivalent ``tf.distribute`` dataset; None if there is no such dataset."""
         return native_dataset(self._group, dataset)
 
     def local_results(self, value: Any) -> tuple[Any, ...]:
@@ -283,7 +283,7 @@ class TensorFlowRunner(Runner):
         return tuple(self._native_strategy.experimental_local_results(value))
 
     def read(self, variable: Any) -> Any:
-        """Returns a variable's value; for a sync-on-read variable, the aggregate."""
+        """Returns a variable's value; for a sync-on-read variable, the aggregated value."""
         variable = native(variable)
         if isinstance(variable, tf.distribute.DistributedValues):
             variable = self._native_strategy.extended.read_var(variable)

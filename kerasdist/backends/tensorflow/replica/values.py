@@ -1,4 +1,4 @@
-"""Distributed values on TensorFlow, which are those of ``tf.distribute``."""
+"""Makes and converts distributed values. On TensorFlow they are those of ``tf.distribute``."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def tensor_of_array(leaf: object) -> Any:
 
 
 def check_alike(parts: Sequence[Any], axis: int | None = None) -> None:
-    """Refuses the replicas' tensors if their types differ, or known shapes do not fit together."""
+    """Refuses tensors of replicas if their types differ, or their known shapes do not fit."""
     if len({part.dtype for part in parts}) > 1:
         raise ReplicaError(
             "Expected tensors of one type from all replicas. Received: "

@@ -139,7 +139,7 @@ def is_foreign(variable: keras.Variable, native_strategy: tf.distribute.Strategy
 
 
 def adopt_all(variables: Iterable[keras.Variable], native_strategy: tf.distribute.Strategy) -> bool:
-    """Recreates each `is_foreign` variable with the same value and a copy on every device.
+    """Recreates variables for which `is_foreign` is true, with their values, on every device.
 
     Returns whether any variable was recreated. Functions compiled earlier still hold the old
     variables.
@@ -152,7 +152,7 @@ def adopt_all(variables: Iterable[keras.Variable], native_strategy: tf.distribut
         value = keras_compat.stored_value(variable).numpy()
         keras_compat.reinitialize(variable)
         if is_sum_on_read(variable):
-            variable.assign(value)  # each component gets its share, because a read adds them
+            variable.assign(value)  # gives each component its share, because a read adds them up
     return recreated
 
 

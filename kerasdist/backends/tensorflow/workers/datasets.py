@@ -36,7 +36,7 @@ class TensorFlowAdapter(WrappedAdapter):
     """A Keras data adapter for TensorFlow; a `Group` divides its batches over the replicas."""
 
     def __init__(self, inner: Any, group: Group | None = None) -> None:
-        """Stores Keras's own adapter; without a group, the batches of that adapter are yielded."""
+        """Stores Keras's own adapter; without a group, its batches are yielded undivided."""
         super().__init__(inner)
         self._group = group
 
@@ -80,7 +80,7 @@ def native_dataset(group: Group, ours: DistributedDataset) -> Any | None:
 
 
 def _has_scalars(dataset: tf.data.Dataset) -> bool:
-    """Returns whether elements have scalars, of which TensorFlow would try to count the rows."""
+    """Returns whether a batch contains scalars; TensorFlow would try to count their rows."""
     return any(one.shape.rank == 0 for one in tf.nest.flatten(dataset.element_spec))
 
 
@@ -89,7 +89,7 @@ def _of_pipelines(
 ) -> Any:
     """Returns a distributed dataset over pipelines of local batches.
 
-    Each replica of this worker has a pipeline, or all of them share one.
+    Each replica of this worker has a pipeline of its own, or all replicas share one pipeline.
     """
     # TensorFlow calls the function once per pipeline of this worker, in the pipelines' order.
     remaining = iter(pipelines)
@@ -123,7 +123,7 @@ def _sized_class(own: type[Any]) -> type[Any]:
 def _native_options(
     options: InputOptions, native_strategy: tf.distribute.Strategy
 ) -> tf.distribute.InputOptions | None:
-    """Converts input options to ``tf.distribute``'s; None for a central storage strategy."""
+    """Converts options to a ``tf.distribute.InputOptions``; returns None for central storage."""
     if keeps_one_copy(native_strategy):  # with options, TensorFlow 2.21 reads a misspelt field
         return None
     fields = {name: getattr(options, name) for name in tf.distribute.InputOptions._fields}

@@ -82,7 +82,7 @@ class GlobalBatchDataset(tf.distribute.DistributedDataset):
 def read_alike(
     pipeline: Any, cut: Callable[[tf.Tensor, Any], Any] = lambda _, batch: batch
 ) -> tf.data.Dataset:
-    """Returns a dataset of ``cut(number, batch)`` for the batches of a pipeline.
+    """Returns a dataset of the results of ``cut``, which gets each batch's number and the batch.
 
     The dataset has the same operations for any number of workers, so a job with another number of
     workers can restore a backup of its iterator. For the same reason TensorFlow prefetches only
@@ -106,7 +106,7 @@ class Group:
         shares_memory: Whether the replicas of this process can read each other's tensors at no
             cost.
         is_recorded: Whether the user has asked for a record of collectives.
-        has_collectives: Whether sums are collectives, and not operations on one device.
+        has_collectives: Whether values are summed by collectives, and not on one device.
         runs_loops: Whether a custom loop has run, so that the replicas' values may differ.
     """
 
@@ -137,10 +137,11 @@ class Group:
         return self._iterated(dataset if begin is None else read_alike(dataset), begin)
 
     def _iterated(self, dataset: tf.data.Dataset, begin: Begin | None) -> GlobalBatchDataset:
-        """Returns a dataset that moves batches to the devices before their steps, if useful.
+        """Returns a dataset that moves batches to the devices ahead of their steps, if possible.
 
-        With `begin` no batches are moved. The saved state of an iterator would not contain the
-        batches that wait on the devices.
+        With `begin` batches are not moved ahead, because the saved state of an iterator would not
+        contain the batches that wait on the devices. Nor are they moved ahead if the replicas share
+        memory, because that would save no time.
         """
         spec = dataset.element_spec
         is_whole = not isinstance(spec, OwnRows)
@@ -234,7 +235,7 @@ class Group:
     def concatenation(
         self, parts: Parts, axis: int, *, equal_sizes: bool = False
     ) -> tuple[Any, list[Any]]:
-        """Concatenates all replicas' tensors; returns the result and the size of each tensor.
+        """Concatenates all replicas' tensors; returns the result, and the sizes along the axis.
 
         For sparse and ragged tensors no sizes are returned. With `equal_sizes` the tensors' sizes
         must be static and equal, so workers need not exchange the sizes.
@@ -245,8 +246,8 @@ class Group:
 
     def find_unsummed(self, variables: Iterable[keras.Variable]) -> list[keras.Variable]:
         """Returns the variables that can be read only by a sum over the workers."""
-        # `native` is not used, because it reads the variable, which would finish a deferred
-        # assignment to this variable by a collective of its own.
+        # `native` is not used, because it reads the variable. A read would finish a deferred
+        # assignment to this variable at once, by a separate collective.
         held = ((variable, keras_compat.stored_value(variable)) for variable in variables)
         return [one for one, own in held if isinstance(own, SharedSum) and not own.is_whole_here]
 
@@ -286,9 +287,10 @@ class Group:
         held = [copies(one) for one in natives]
         given = [
             tuple(
-                # All components get the value of replica 0's component. A variable that is read as
-                # a sum keeps its value, because `assign` has divided that value equally over the
-                # components (an integer only if it is divisible by their number).
+                # All components get the value of replica 0's component. This does not change the
+                # value of a variable that is read as a sum, because `assign` has divided the value
+                # equally over the components. The exception is an integer that cannot be divided
+                # equally: its first component also has the remainder.
                 part.read_value() if replica == 0 else tf.zeros_like(part)
                 for part, replica in zip(parts, self.local, strict=True)
             )
@@ -362,7 +364,7 @@ class WorkerGroup(Group):
     def concatenation(
         self, parts: Parts, axis: int, *, equal_sizes: bool = False
     ) -> tuple[Any, list[Any]]:
-        """Concatenates by all-reduce: each tensor is padded with zeros to the total size."""
+        """Concatenates by all-reduce: sums tensors that are padded with zeros to the total size."""
         first = parts[0]
         if isinstance(first, tf.RaggedTensor):
             return self._ragged(parts), []
@@ -414,7 +416,7 @@ class WorkerGroup(Group):
 
 
 def dataset_of_shards(batches: WorkerBatches, begin: Begin | None) -> GlobalBatchDataset:
-    """Returns a dataset of this worker's rows, for jobs in which each worker reads a shard."""
+    """Returns a dataset of this worker's rows, for jobs whose workers each read a shard of data."""
 
     def iterate() -> Iterator[OwnRows]:
         for own in batches:

@@ -61,10 +61,12 @@ class FitRules(Rules):
     reducer: GradientReducer | None = None
 
     def __init__(self, model: Any, group: Group, sums: Iterable[keras.Variable] = ()) -> None:
-        """Stores the model; `sums` are its metrics' variables with the aggregation "sum"."""
+        """Counts a model's parameters; `sums` are its metrics' variables, aggregated by a sum."""
         self.kept = kept_state_of(model)
-        self._model = model
         self._group = group
+        self._parameters = 0
+        for variable in model.weights:
+            self._parameters += math.prod(variable.shape)
         self.sums = {id(variable): variable for variable in sums} if group.size > 1 else {}
         self.sums_are_parts = False
         # Variables and buffers that were combined in this process, but not yet over the workers.
@@ -102,16 +104,15 @@ class FitRules(Rules):
         The answer depends on shapes, not on measured times. So a repeated run uses equally many
         cores, and adds numbers in the same order.
         """
-        if self.compiled is not None:  # compiled code has a fixed number of threads
+        # Compiled code has a fixed number of threads, and a job's only replica waits for no thread.
+        if self.compiled is not None or self._group.size > 1:
             return False
-        weights = positions = 0
-        for variable in self._model.weights:
-            weights += math.prod(variable.shape)
+        positions = 0  # rows times pixels or tokens
         for leaf in keras.tree.flatten(batch):
-            if isinstance(leaf, torch.Tensor):  # positions: rows times pixels or tokens
+            if isinstance(leaf, torch.Tensor):
                 sizes = leaf.shape[:-1] if leaf.is_floating_point() else leaf.shape
                 positions = max(positions, math.prod(sizes))
-        return weights * positions < MOST_ON_ONE_CORE
+        return self._parameters * positions < MOST_ON_ONE_CORE
 
     def own_value(
         self, scope: ReplicaScope, variable: keras.Variable, source: torch.Tensor | None

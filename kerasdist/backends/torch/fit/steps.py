@@ -10,11 +10,12 @@ import keras
 import torch
 
 from kerasdist import config, keras_compat
+from kerasdist.backends.base.model_trainer import require_trainer
 from kerasdist.backends.torch.replica.placing import Version
 from kerasdist.backends.torch.workers.process_group import Group
 from kerasdist.core.structures import flatten, map_leaves
 from kerasdist.errors import UnsupportedError
-from kerasdist.training.metrics import has_built_metrics, metrics_of
+from kerasdist.training.metrics import metrics_of
 
 
 def layers_with_buffers(model: Any) -> list[Any]:
@@ -88,14 +89,22 @@ def uses_no_update(model: keras.Model) -> bool:
 
     This is so if only Keras's own code follows: the update of metrics that Keras itself defines.
     """
-    if not has_built_metrics(model):  # `fit` builds the metrics before it makes its train function
-        return False
-    # For a metric that is bound to a strategy, `type` would return kerasdist's subclass.
-    kinds = {one.__class__ for one in metrics_of(model)}
-    return (
-        keras_compat.applies_directly(model.optimizer)
-        and keras.metrics.MeanMetricWrapper not in kinds  # its function may be the user's
-        and all(map(keras_compat.is_builtin, kinds))
+    for metric in keras_compat.attached_metrics(model):
+        if not getattr(metric, "built", True):  # `fit` builds metrics before it makes its function
+            return False
+    for metric in metrics_of(model):
+        # For a metric that is bound to a strategy, `type` would return kerasdist's subclass.
+        kind = metric.__class__
+        if kind is keras.metrics.MeanMetricWrapper or not keras_compat.is_builtin(kind):
+            return False  # the metric is the user's, or calls a function that may be the user's
+    return keras_compat.applies_directly(model.optimizer)
+
+
+def shares_statistics(model: keras.Model) -> bool:
+    """Returns whether the replicas compute statistics of BatchNormalization together in `fit`."""
+    is_own = require_trainer(model).strategy.options.batch_norm == "per_replica"
+    return not is_own and keras.layers.BatchNormalization in map(
+        type, keras_compat.flat_layers(model)
     )
 
 

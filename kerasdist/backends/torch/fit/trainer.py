@@ -19,6 +19,7 @@ from kerasdist.backends.torch.fit.steps import (
     layers_with_buffers,
     of_all,
     require_unchanged,
+    shares_statistics,
     sums_of,
     uses_no_update,
     versions_of,
@@ -37,7 +38,6 @@ from kerasdist.check.first_batch import FirstBatchCheck, may_differ
 from kerasdist.core.context import current, whole_step
 from kerasdist.core.user_warnings import warn_user
 from kerasdist.input.sharding import WorkerShard, examples
-from kerasdist.training.batch_norm import has_synchronized_layers
 from kerasdist.training.metrics import prepare
 from kerasdist.training.numerics import mean_over_rows
 from kerasdist.training.passes import most_rows, refused
@@ -144,9 +144,7 @@ class TorchTrainer(ReplicatedTrainer):
         reports_itself = not self.note_overrides()
         if trains:
             rules.ends_with_update = not reports_itself and uses_no_update(model)
-            rules.takes_turns = not rules.ends_with_update or has_synchronized_layers(
-                model, self.strategy
-            )
+            rules.takes_turns = not rules.ends_with_update or shares_statistics(model)
         is_worker = replicas.job is not None
         with_buffers = layers_with_buffers(model)
         finds_rows = trains and config.most_examples_at_once() == "auto"

@@ -287,8 +287,8 @@ class TorchCollectives(Collectives):
         if torch.is_grad_enabled():
             [total] = GlobalSum.apply(self, label, 1.0 / weight, weight, gradient)
             return total
-        [total] = self.exchange(label, [gradient if weight == 1.0 else gradient * weight])
-        return total if weight == 1.0 else total / weight
+        [total] = self.exchange(label, [gradient * weight])
+        return total / weight
 
     def exchange(self, label: str, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Returns the sums of the replicas' tensors. This replica may change its sums in place."""

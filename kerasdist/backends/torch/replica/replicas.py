@@ -41,7 +41,7 @@ from kerasdist.backends.torch.replica.placing import (
     torch_device,
 )
 from kerasdist.backends.torch.replica.random import FirstDraw, StepDraws, part_from_other_gpus
-from kerasdist.backends.torch.replica.threads import ReplicaThreads, ThreadSettings, number_of_cores
+from kerasdist.backends.torch.replica.threads import ReplicaThreads, ThreadSettings
 from kerasdist.backends.torch.state import sharded_optimizers, shards
 from kerasdist.backends.torch.state.components import Components, LoopRules
 from kerasdist.backends.torch.state.host_memory import is_on_host
@@ -331,13 +331,14 @@ class LocalReplicas:
         if makes_generator:
             first_draw = FirstDraw(self._weights)
             keras_compat.set_global_seed_generator(first_draw)
+        on_one_core, cores = rules.is_short(parts[0].argument), torch.get_num_threads()
+        if on_one_core and rules.takes_turns:
+            torch.set_num_threads(1)
         try:
             if threads is None:
                 results = [self._step(0, strategy, step, parts, rules)]
             else:
                 settings, caller = ThreadSettings(), threading.get_ident()
-                on_cpu = all(scope.device.type == "cpu" for scope in scopes)
-                on_one_core = on_cpu and rules.is_short(parts[0].argument)
 
                 def work(index: int) -> Any:
                     if not index:
@@ -350,9 +351,10 @@ class LocalReplicas:
                     with settings.applied():
                         return context.run(self._step, index, strategy, step, parts, rules)
 
-                with number_of_cores(1 if on_one_core and rules.takes_turns else None):
-                    results = threads.run(count, work, rules.kept, shares_caller=rules.is_fit)
+                results = threads.run(count, work, rules.kept, shares_caller=rules.is_fit)
         finally:
+            if on_one_core:  # a thread's number also holds for all threads that start later
+                torch.set_num_threads(cores)
             if makes_generator:
                 keras_compat.set_global_seed_generator(first_draw.generator)
         draws.end()

@@ -260,21 +260,6 @@ class ReplicaThreads:
         )
 
 
-@contextmanager
-def number_of_cores(number: int | None) -> Iterator[None]:
-    """Lets operations use `number` cores, or the present number if None; restores it at the end.
-
-    A thread that sets its own number also sets the number for all threads that start later.
-    """
-    before = torch.get_num_threads()
-    if number is not None:
-        torch.set_num_threads(number)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 @final
 class ThreadSettings:
     """The thread-local settings of torch and Keras in the thread that makes this object.

@@ -35,7 +35,7 @@ from kerasdist.job.handshake import SECRET, Credentials, credentials
 from kerasdist.job.listening import BACKLOG
 
 OF_JOINERS = "kerasdist join"
-"""A joining machine gives this name in the handshake, because it does not know the job's name."""
+"""A joining machine uses this name in the handshake, because it does not know the job's name."""
 
 JOB_ENDED = b"ended "
 """When the job ends, the launcher sends this and the job's exit code to machines that wait."""
@@ -242,17 +242,17 @@ class Machine:
             connection.sendall(supervisor.ENDED + bytes([128 - code if code < 0 else code]))
             connection.shutdown(socket.SHUT_WR)
             # If `connection` were closed with unread bytes, TCP would reset it, and the launcher
-            # might lose the exit code. So this waits until the thread `passing` has read it all.
+            # might lose the exit code. So the thread `passing` first reads all that is left.
             passing.join(_DRAIN_SECONDS)
         connection.close()
         return seat
 
 
 def _pass_on(data: bytes, connection: socket.socket, running: subprocess.Popen[bytes]) -> None:
-    """Passes `data`, and all that the launcher sends after it, on to a supervisor.
+    """Writes `data`, and all that the launcher sends after it, to a supervisor's input.
 
-    When the connection ends, this closes the supervisor's input, so that the supervisor ends a
-    worker that still runs.
+    When the connection ends, this function closes the input. Then the supervisor ends its worker if
+    the worker still runs.
     """
     assert running.stdin is not None
     with contextlib.suppress(OSError), running.stdin:

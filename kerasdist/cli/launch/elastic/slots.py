@@ -5,9 +5,10 @@ slots. In an elastic job, ``--workers A:B``, a slot can be used again as soon as
 ended, with two exceptions. The slots of a host that ssh cannot reach are left out until the host
 answers. A slot whose worker failed by itself in two attempts, without a backup between them, is
 left out for a while, because its GPU may be broken, for example. A machine that joins
-(`joining.py`) adds slots as long as its connections are open. The job uses unused slots at its next
-restart or its next backup. At a backup the launcher ends the workers and starts a larger number of
-workers. The new workers can continue from a backup that a smaller number of workers has written.
+(`joining.py`) adds slots as long as its connections are open. The job starts to use additional
+slots at its next restart or its next backup. At a backup the launcher ends the workers and starts a
+larger number of workers. The new workers can continue from a backup that fewer workers have
+written.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ class Slots:
         screen: The output for messages, such as the hosts that the launcher waits for.
 
     Raises:
-        ClusterError: If the workers cannot be placed, or machines may join a job that cannot grow.
+        ClusterError: If the workers cannot be placed, or a job that may grow has no
+            valid range of workers.
     """
 
     def __init__(self, spec: JobSpec, events: Events, screen: Screen) -> None:
@@ -67,7 +69,8 @@ class Slots:
             )
         else:
             slots = place(None, spec.hosts) if spec.hosts else ()
-            # If the hosts have more slots than the job needs, the spare slots are kept, too.
+            # Spare slots of the hosts are kept, too. If there are too few slots, `listed` divides
+            # the workers among the hosts, or raises an error.
             if len(slots) < most:
                 slots = listed(spec)
             self._down = {slot.host for slot in slots if slot.host is not None}
@@ -161,7 +164,7 @@ class Slots:
             threading.Thread(target=self._ask_beside, daemon=True).start()
 
     def end(self, code: int) -> None:
-        """Reports to the machines that have joined how the job has ended."""
+        """Tells the machines that have joined how the job has ended."""
         if self._seats is not None:
             self._seats.end(code)
 
@@ -171,7 +174,7 @@ class Slots:
         A host that was down is usable if it is in `answering`.
         """
         down = self._down.difference(answering)
-        # Each worker's reports arrive on a thread of their own, so this code needs a lock.
+        # Reports of different workers arrive on different threads, so this code needs a lock.
         with self._joining:
             seats = [] if self._seats is None else self._seats.waiting()
             self._slots += [slot for slot in seats if slot not in self._slots]

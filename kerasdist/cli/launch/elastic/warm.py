@@ -40,7 +40,7 @@ from kerasdist.job.launcher import JOINED_FILE
 
 # Variables with these prefixes differ between workers, but no import reads them.
 _OF_EACH = ("KERASDIST_", "SSH_")
-# The names of other such variables end with this, for example CUDA_VISIBLE_DEVICES.
+# The same is true of variables whose names end with this text, such as CUDA_VISIBLE_DEVICES.
 _GPUS = "_VISIBLE_DEVICES"
 # Libraries read variables with these prefixes when they are imported.
 _READ = (
@@ -55,7 +55,7 @@ Environment = Mapping[str, str]
 
 @final
 class WarmProcesses:
-    """Processes that have imported the frameworks and wait to be forked into restarted workers.
+    """Processes that have imported the frameworks, and fork the workers of later restarts.
 
     Args:
         spec: The description of the job.
@@ -78,7 +78,8 @@ class WarmProcesses:
     def take(self, slot: Slot, start: Start) -> None:
         """Stores how a worker was started; the host's warm process is started in the same way.
 
-        With rank 0 a new attempt begins, so what earlier attempts have stored is removed.
+        The worker of rank 0 is the first of an attempt. So with rank 0, everything that earlier
+        attempts have stored is removed.
         """
         if slot.rank == 0:
             self._starts = {}
@@ -196,8 +197,8 @@ def _start_anew_if_set(command: list[str], imported: Collection[str]) -> None:
         frame = None if frame is None else frame.f_back
         while frame is not None and _package(frame) in sys.stdlib_module_names:
             frame = frame.f_back
-        # Only a variable that the script sets matters. If a framework sets one after its import, it
-        # would do the same in a process that was not forked.
+        # Python starts anew only if the script itself sets the variable. A framework that sets a
+        # variable after its import would do the same in a process that was not forked.
         if frame is not None and _package(frame) not in imported:
             os.execv(command[0], command)
 
@@ -225,7 +226,7 @@ def main() -> None:
         importlib.import_module(each)
     opened = [str(file.resolve()) for file in Path("/proc/self/fd").iterdir()]
     if any(file.startswith(_ACCELERATORS) for file in opened):
-        return  # a fork of this process could not use the accelerators
+        return  # an import opened an accelerator, which a fork could not use
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(f"\0{name}")
         listener.listen()
