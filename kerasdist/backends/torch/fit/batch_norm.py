@@ -26,7 +26,7 @@ _DEVICE = "cuda"
 
 @cache
 def install() -> None:
-    """Installs the hook into Keras, once per process."""
+    """Installs the hook into Keras's normalization, once per process."""
     keras_compat.install(nn_normalization=_normalized)
 
 
@@ -68,7 +68,7 @@ def _moments_of(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _moments_of_all(of_replicas: torch.Tensor) -> torch.Tensor:
-    """Combines the replicas' counts, means and variances, stacked along axes 0 and 1."""
+    """Combines counts, means and variances (along axis 1) of all replicas (along axis 0)."""
     counts, means, variances = of_replicas.unbind(1)
     mean, variance = combined(counts, means, counts * variances, added=0.0)
     return torch.stack([counts.sum(0), mean, variance])
@@ -131,7 +131,7 @@ def _normalized(  # noqa: PLR0917  Keras's parameters
         return original(x, mean, variance, axis, offset, scale, epsilon)
     # Torch's function computes no gradients for the mean and the variance, so it gets these two as
     # constants. The scale and the offset that it gets are computed from the mean and the variance,
-    # so the gradients of these two flow through the scale and the offset.
+    # so gradients flow to mean and variance through the scale and the offset.
     inverse, fixed = (variance + epsilon).rsqrt(), mean.detach()
     slope = inverse if scale is None else scale * inverse
     begin = (fixed - mean) * slope
@@ -147,7 +147,7 @@ def _normalized(  # noqa: PLR0917  Keras's parameters
 
 
 def _serves(inputs: torch.Tensor, channels: Sequence[torch.Tensor]) -> bool:
-    """Returns whether torch's own function applies: to float32 on GPUs, in uncompiled code."""
+    """Returns whether torch's own function is used: for float32 on GPUs, in uncompiled code."""
     for one in (inputs, *channels):
         if not isinstance(one, torch.Tensor) or one.dtype is not torch.float32:
             return False

@@ -14,7 +14,7 @@ replicas, by the variable's aggregation:
 The buffers of torch's own modules have no aggregation. A buffer of floats gets the weighted mean,
 any other buffer gets the first replica's value.
 
-Then the workers combine the values of their processes by the same rules, all variables together.
+Then the workers combine the values of their processes by the same rules, in a single exchange.
 Sums may be combined after a later step; until then a worker's variable holds only that worker's own
 sum. Workers do not send values that are equal on all replicas anyway: those of seed generators, and
 the moving statistics of a synchronized BatchNormalization.
@@ -61,7 +61,10 @@ class FitRules(Rules):
     reducer: GradientReducer | None = None
 
     def __init__(self, model: Any, group: Group, sums: Iterable[keras.Variable] = ()) -> None:
-        """Counts a model's parameters; `sums` are its metrics' variables, aggregated by a sum."""
+        """Counts the model's parameters, for `is_short`.
+
+        `sums` are those variables of the model's metrics that have the aggregation "sum".
+        """
         self.kept = kept_state_of(model)
         self._group = group
         self._parameters = 0
@@ -100,9 +103,9 @@ class FitRules(Rules):
     def is_short(self, batch: object) -> bool:
         """Returns whether a step is so short that replicas in threads compute on one core each.
 
-        An OpenMP thread of one replica would spin on the core that the next replica's thread needs.
-        The answer depends on shapes, not on measured times. So a repeated run uses equally many
-        cores, and adds numbers in the same order.
+        On several cores, an OpenMP thread of one replica would spin on a core that the next
+        replica's thread needs. The answer depends on shapes, not on measured times. So a repeated
+        run uses equally many cores, and adds numbers in the same order.
         """
         # Compiled code has a fixed number of threads, and a job's only replica waits for no thread.
         if self.compiled is not None or self._group.size > 1:
@@ -117,7 +120,7 @@ class FitRules(Rules):
     def own_value(
         self, scope: ReplicaScope, variable: keras.Variable, source: torch.Tensor | None
     ) -> torch.Tensor | None:
-        """Returns the value from which a replica starts: zeros, or None for the variable's value.
+        """Returns zeros if a replica starts from them; None if it starts from the variable's value.
 
         Zeros are for sums, such as those of metrics, on every replica except the first. In a job,
         `begin` has already set the variables in `sums` to zero there, so for these the result is
@@ -135,7 +138,7 @@ class FitRules(Rules):
 
     @torch.no_grad()
     def commit(self, scopes: Sequence[ReplicaScope], *, sums: bool) -> list[int]:
-        """Writes what the replicas assigned, combined by each variable's ``aggregation``.
+        """Writes the assigned values into the variables, combined by each one's ``aggregation``.
 
         Variables with the aggregation "sum" are written only if `sums` is True.
         """
@@ -247,7 +250,7 @@ def combined(
             target, aggregation = stored[key], written[key].aggregation
             own = value.to(target.device)
             if aggregation == "sum":
-                # Replica 0 gives its new value; the others give only their changes.
+                # Replica 0 gives its new value; the others give only what they have added.
                 if scope.rank and key not in equal and adds_changes(written[key]):
                     own = own - target
                 values[key] = own if scope is scopes[0] else values.get(key, target) + own

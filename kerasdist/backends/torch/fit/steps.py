@@ -1,4 +1,4 @@
-"""Parts of the steps of `fit`, `evaluate` and `predict`: buffers, rows and logs of all replicas."""
+"""Functions for the steps of `fit`, `evaluate` and `predict`: for buffers, rows and metrics."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kerasdist.training.metrics import metrics_of
 
 
 def layers_with_buffers(model: Any) -> list[Any]:
-    """Returns the layers of a model, and the model itself, that have torch buffers of their own."""
+    """Returns the layers of a model that have torch buffers of their own; may include the model."""
     layers = [model, *keras_compat.flat_layers(model)]
     # Wrappers are left out, because each replica has its own copies of the buffers of a wrapped
     # module.
@@ -87,10 +87,10 @@ def of_all(group: Group, own: object, purpose: str) -> Any:
 def uses_no_update(model: keras.Model) -> bool:
     """Returns whether a step does not depend on the updated weights after ``optimizer.apply``.
 
-    This is so if only Keras's own code follows: the update of metrics that Keras itself defines.
+    This is so if only Keras's own code follows, which updates metrics that Keras itself defines.
     """
     for metric in keras_compat.attached_metrics(model):
-        if not getattr(metric, "built", True):  # `fit` builds metrics before it makes its function
+        if not getattr(metric, "built", True):  # not so in `fit`, which builds the metrics first
             return False
     for metric in metrics_of(model):
         # For a metric that is bound to a strategy, `type` would return kerasdist's subclass.

@@ -180,7 +180,8 @@ class TorchTrainer(ReplicatedTrainer):
         """The class of `Trial` that compares a step on these devices with one device's step."""
         if self.replicas.is_plain:
             return super().trial_class
-        from kerasdist.backends.torch.fit.trial import TorchTrial  # few programs need it
+        # imported here, because few programs need this module
+        from kerasdist.backends.torch.fit.trial import TorchTrial
 
         return TorchTrial
 
@@ -296,7 +297,7 @@ class TorchTrainer(ReplicatedTrainer):
         super().require_passes()
 
     def _find_rows(self, batch: Any) -> None:
-        """Finds how many rows of a batch a replica can compute at once, as its memory allows.
+        """Finds how many rows of a batch a replica has enough memory to compute at once.
 
         All workers must call this method.
         """
@@ -306,8 +307,9 @@ class TorchTrainer(ReplicatedTrainer):
         memory.find(self, examples, rows, partial(self._try_step, batch))
 
     def _try_step(self, batch: Any) -> None:
-        """Computes the gradients of a step on the first replica's rows, to try out the memory."""
-        from kerasdist.backends.torch.fit.trial import TorchMemoryTrial  # few programs need it
+        """Computes the gradients of the first replica's rows, to see if the memory suffices."""
+        # imported here, because few programs need this module
+        from kerasdist.backends.torch.fit.trial import TorchMemoryTrial
 
         replicas = self.replicas
         parts = None if replicas.is_plain else divide(batch, replicas)

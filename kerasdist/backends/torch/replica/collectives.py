@@ -96,7 +96,7 @@ class TorchCollectives(Collectives):
         draws: The random generators of this process's replicas.
         weight: The replica's weight: its fraction of the rows of the global batch.
         calls: How many collectives the replica has called in the current step.
-        context: The replica's context in the step that began last.
+        context: The replica's context in the step that has begun most recently.
         gradient_weight: The weight by which the gradients of the replica's loss will be multiplied;
             1 during the backward pass of a loss that was already multiplied by the weight.
     """
@@ -236,7 +236,7 @@ class TorchCollectives(Collectives):
     def all_sum(
         self, tensors: Sequence[torch.Tensor], options: CommunicationOptions = DEFAULT_COMMUNICATION
     ) -> list[torch.Tensor]:
-        """Returns each tensor summed over the replicas, differentiable (see `GlobalSum`)."""
+        """Returns each tensor's sum over the replicas; it is differentiable (see `GlobalSum`)."""
         if options is not DEFAULT_COMMUNICATION:
             checks.check_communication(options, "PyTorch, in all_reduce,", ())
         tensors = self._plain([as_tensor(tensor) for tensor in tensors])
@@ -249,12 +249,12 @@ class TorchCollectives(Collectives):
 
     @torch.compiler.disable
     def all_gather(self, tensor: torch.Tensor, axis: int = 0) -> torch.Tensor:
-        """Returns the replicas' tensors concatenated along an axis, differentiable."""
+        """Returns the replicas' tensors, concatenated along an axis; this is differentiable."""
         own = self._plain(as_tensor(tensor))
         return self._joint(GlobalGather.apply(self, self.label("all_gather"), own, axis))
 
     def all_stack(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Returns the replicas' tensors stacked along a new first axis, differentiable."""
+        """Returns the replicas' tensors, stacked along a new first axis; this is differentiable."""
         if torch.compiler.is_compiling():
             replicas = self._count * self._shared.group.size
             return graph_ops.all_stack(tensor, self.number, replicas)
@@ -354,7 +354,7 @@ class TorchCollectives(Collectives):
         return leaf.to(self.scope.device, copy=True) if isinstance(leaf, torch.Tensor) else leaf
 
     def label(self, name: str) -> str:
-        """Returns a name with the number of this call in the step; replicas compare such labels."""
+        """Returns the name of a collective with its number in the step; replicas compare these."""
         self.calls += 1
         return f"{name} number {self.calls}"
 
@@ -417,7 +417,7 @@ class GlobalSum(torch.autograd.Function):
         inner: float,
         *tensors: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
-        """Returns the scaled sums."""
+        """Returns the scaled sums of the tensors."""
         # On a GPU the backward pass runs in a thread that belongs to no replica, so ctx keeps the
         # replica for it.
         ctx.replica, ctx.label, ctx.outer, ctx.inner = replica, label, outer, inner
@@ -437,7 +437,7 @@ class GlobalSum(torch.autograd.Function):
 
 
 class GlobalGather(torch.autograd.Function):
-    """Concatenates the replicas' tensors along an axis; None stacks tensors of the same shape."""
+    """Concatenates the replicas' tensors along an axis; if the axis is None, stacks the tensors."""
 
     @staticmethod
     def forward(

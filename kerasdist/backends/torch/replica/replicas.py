@@ -198,7 +198,7 @@ class TorchReplicaSet(ReplicaSet):
                     mine.copy_(chiefs)
 
     def shards(self, variable: keras.Variable) -> list[HeldShard]:
-        """Returns this worker's shard of a variable; nothing if the variable is not sharded."""
+        """Returns, in a list, this worker's shard of a variable; [] if it is not sharded."""
         return shards.held_shards(variable)
 
     def held(self, variable: keras.Variable) -> tuple[str, str, tuple[int, ...]]:
@@ -270,7 +270,7 @@ def checksum_on_device(value: torch.Tensor) -> torch.Tensor:
     for begin in range(0, bits.numel(), _AT_ONCE):
         some = bits[begin : begin + _AT_ONCE].to(torch.int64)
         places = torch.arange(begin, begin + some.numel(), device=value.device)
-        factors = (places + 1) * 0x1E3779B97F4A7C15  # the product wraps around
+        factors = (places + 1) * 0x1E3779B97F4A7C15  # wraps around at 64 bits
         total += torch.sum(some * (factors ^ (factors >> 29) | 1))
     return total
 
@@ -353,7 +353,7 @@ class LocalReplicas:
 
                 results = threads.run(count, work, rules.kept, shares_caller=rules.is_fit)
         finally:
-            if on_one_core:  # a thread's number also holds for all threads that start later
+            if on_one_core:  # else threads that start later would also get one core
                 torch.set_num_threads(cores)
             if makes_generator:
                 keras_compat.set_global_seed_generator(first_draw.generator)
@@ -428,7 +428,7 @@ class TorchRunner(Runner):
 
     @torch.no_grad()
     def reduce(self, op: ReduceOp, value: Any, axis: int | Sequence[int] | None) -> torch.Tensor:
-        """Returns the sum or mean over a value's components, and over axes if `axis` is given."""
+        """Returns the sum or mean over a value's components; if `axis` is given, also over axes."""
         parts = self._tensors(value)
         check_summable(parts)
         count = len(parts)
@@ -471,7 +471,10 @@ class TorchRunner(Runner):
     def update(
         self, variable: keras.Variable, function: Callable[..., Any], given: Arguments
     ) -> list[Any]:
-        """Calls the function once, or per replica if the variable or `given` differs by replica."""
+        """Calls the function once, or once for each replica of this process.
+
+        It is called for each replica if the variable or `given` differs between replicas.
+        """
 
         def call(index: int) -> Any:
             return self._component(given, index).call(function, variable)
@@ -503,7 +506,7 @@ class TorchRunner(Runner):
         return shards.read(variable).detach().clone()
 
     def copies_of(self, variable: keras.Variable) -> tuple[torch.Tensor, ...]:
-        """Returns, for each replica of this process, the value that it would read of a variable."""
+        """Returns the values that the replicas of this process would read of a variable."""
         found = [
             self._components.component(variable, rank, device)
             for rank, device in zip(self._replica_set.local_replicas, self._devices, strict=True)

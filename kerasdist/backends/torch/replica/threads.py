@@ -44,7 +44,7 @@ _Result = TypeVar("_Result")
 
 @final
 class Stopped(ReplicaError):  # noqa: N818  no "Error" in the name: the cause is another error
-    """This replica stops because another replica has ended the step."""
+    """The error in a replica that stops because another replica has ended the step."""
 
 
 @final
@@ -81,9 +81,9 @@ class ReplicaThreads:
     ) -> list[_Result]:
         """Runs ``work(rank)`` for the first `count` replicas; returns their results by rank.
 
-        With `kept`, each replica has its own copy of the state that the user's code keeps in Python
-        objects. With `shares_caller`, several replicas may run in the calling thread, one after
-        another.
+        If `kept` is given, each replica has its own copy of the state that the user's code keeps in
+        Python objects. If `shares_caller` is True, several replicas may run in the calling thread,
+        one after another.
         """
         self._caller, self._shares_caller = threading.get_ident(), shares_caller
         self._count = count
@@ -118,15 +118,15 @@ class ReplicaThreads:
         *,
         waits: bool = True,
     ) -> _Result:
-        """Waits until each replica has given a value; returns the result of `combine` for these.
+        """Waits until each replica has given a value; returns `combine` of these values.
 
-        All replicas get the same object. Without `waits`, a replica that is not the last one
-        continues at once, and the result is undefined.
+        All replicas get the same object. If `waits` is False, a replica that is not the last to
+        arrive continues at once, and what it gets is undefined.
         """
         is_last = False
         kept = self._kept
         taken = kept.take() if kept else {}
-        # In its last call this replica did not wait, and other replicas have not arrived there yet.
+        # In its last call this replica did not wait, and others have not made that call yet.
         if rank in self._arrived and self._broken is None:
             with self._lock:
                 self._pass_turn()
@@ -151,7 +151,7 @@ class ReplicaThreads:
         return self._result
 
     def _take_part(self, rank: int) -> int | None:
-        """Runs one replica; returns the replica that runs next in this thread, if there is one."""
+        """Runs one replica; returns which replica this thread must run next, or None."""
         error = None
         try:
             if self._broken is not None:
@@ -169,7 +169,11 @@ class ReplicaThreads:
         return self._finish(rank, error)
 
     def _finish(self, rank: int, error: BaseException | None) -> int | None:
-        """Ends the step of one replica. The calling thread waits until all replicas have ended."""
+        """Ends the step of one replica; returns which replica this thread must run next, or None.
+
+        If the result is None, the thread that has called `run` first waits here until all replicas
+        have ended.
+        """
         in_caller = threading.get_ident() == self._caller
         with self._lock:
             self._finished.add(rank)
@@ -196,7 +200,7 @@ class ReplicaThreads:
         return None
 
     def _conclude(self, rank: int, combine: Callable[[Sequence[Any]], object]) -> None:
-        """Combines the values in the last replica to arrive, while the others wait."""
+        """Combines all values in the thread of the last replica to arrive; other replicas wait."""
         labels, values = zip(*map(self._arrived.__getitem__, range(self._count)), strict=True)
         if len(set(labels)) > 1:
             held = ", ".join(f"replica {r}: {label}" for r, label in enumerate(labels))

@@ -99,7 +99,7 @@ class Rules(abc.ABC):
         """Starts a step of the replicas of this process."""
 
     def is_short(self, batch: object) -> bool:
-        """Returns whether replicas in threads compute a step on a batch on one core each."""
+        """Returns whether, in a step on this batch, replicas in threads use only one core each."""
         return False
 
     @abc.abstractmethod
@@ -108,8 +108,8 @@ class Rules(abc.ABC):
     ) -> torch.Tensor | None:
         """Returns the replica's own value of a variable, None if all replicas share one value.
 
-        In `fit` this is called only for variables that are sums over the replicas, or have no value
-        yet.
+        In `fit` this method is called only for variables that are sums over the replicas, or that
+        have no value yet.
         """
 
     def assign_together(
@@ -169,8 +169,8 @@ class ReplicaScope(keras.StatelessScope):
         # Whether the step's backward pass has collectives besides the sums of gradients.
         self.sums_in_backward = False
         self.rules: Rules
-        # Whether all replicas assign equal values now, and the ids of variables that got equal
-        # values from all replicas.
+        # `writes_equal`: whether all replicas assign equal values now. `written_equal`: the ids of
+        # the variables to which all replicas have assigned equal values.
         self.writes_equal = False
         self.written_equal: set[int] = set()
         self._aliases: dict[int, Alias] = {}
@@ -179,7 +179,7 @@ class ReplicaScope(keras.StatelessScope):
         self._read: dict[int, keras.Variable] = {}
         # The variables that were assigned to, by id; `state_mapping` has their values.
         self.written: dict[int, keras.Variable] = {}
-        # Variables that compiled code has assigned, and whether replicas assigned equal values.
+        # Variables to which compiled code has assigned, and whether replicas assign equal values.
         self.assigned: list[tuple[keras.Variable, bool]] = []
         # Buffers of torch modules by id: the module's own buffer, and this replica's copy of it.
         self.buffers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
@@ -325,7 +325,7 @@ class ReplicaScope(keras.StatelessScope):
 
 
 def commit_buffers(scopes: Sequence[ReplicaScope]) -> list[torch.Tensor]:
-    """Writes the combined buffers of the replicas into torch's modules; returns these buffers."""
+    """Combines the replicas' buffers; writes these into torch's modules, and returns them."""
     if not scopes[0].buffers:
         return []
     total = sum(scope.weight for scope in scopes)
