@@ -108,7 +108,7 @@ class Shard:
     def gather(self, own: torch.Tensor) -> torch.Tensor:
         """Returns the whole value from the workers' shards. All workers must call this method."""
         draw_all()
-        # An offloaded shard is in the host's memory, from which NCCL, used for GPUs, cannot send.
+        # An offloaded shard is in the host's memory, but its whole value is needed on the device.
         own = move(self.group.device, own.detach())
         gathered = self.group.gather_alike(padded(own, self.length))
         return gathered.view(-1)[: self.size].view(self.shape)

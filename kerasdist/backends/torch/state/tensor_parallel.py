@@ -313,7 +313,7 @@ def _placed(local: torch.Tensor, mesh: Any, placement: Any = _REPLICATED) -> DTe
 
 
 def _local(tensor: Any, mesh: Any, placement: Any) -> Any:
-    """Converts a tensor to a DTensor with this placement; returns this worker's part of it."""
+    """Converts a tensor to a DTensor with this placement; returns this worker's local tensor."""
     if tensor is None:
         return None
     if not isinstance(tensor, DTensor):
