@@ -116,6 +116,7 @@ ADDED = {
     "metrics that go with the last gradients": 53,
     "sums that code outside of the scope assigns": 7,
     "replicas in the calling thread, and sums that a worker polls for": 55,
+    "cores of replicas that take turns": 19,
     "what compiled code assigns, and workers that end before they are connected": 10,
 }
 
