@@ -190,7 +190,7 @@ def _is_apart(
 
 
 def _shown(value: Any) -> str:
-    """Returns a number or an array's measures as text; different values give different texts."""
+    """Returns a number, or what was measured of an array, as a text that differs for each value."""
     if value is None:
         return "nothing"
     if isinstance(value, float):

@@ -256,7 +256,8 @@ def _shared(values: Any, sample_weight: Any) -> tuple[Any, Any]:
     """Returns the values and weights with which a replica updates a ``Mean`` or ``Sum`` of Keras.
 
     A scalar, such as the loss of a batch, is a mean over the replica's own examples. Such a scalar
-    gets the replica's weight, so that all replicas together add one value with weight 1.
+    gets the replica's fraction of the batch as its weight, so that all replicas together add one
+    value with weight 1.
     """
     replica = current.fit_replica
     if replica is None:

@@ -80,12 +80,12 @@ def _torch() -> Any:
 
 
 def text_of(state: Any) -> str:
-    """Returns the state of a generator of PyTorch as text."""
+    """Converts the state of a PyTorch generator, a tensor of bytes, to hexadecimal digits."""
     return state.numpy().tobytes().hex()
 
 
 def state_of(text: str) -> Any:
-    """Returns the state of a generator of PyTorch, given the text that `text_of` made of it."""
+    """Converts hexadecimal digits, as `text_of` makes them, to the state of a generator."""
     return _torch().frombuffer(bytearray.fromhex(text), dtype=_torch().uint8)
 
 

@@ -144,7 +144,7 @@ class StoredVariables:
         return value[:, region.begin : region.end].copy()
 
     def _joined(self, variable: int, region: Region) -> np.ndarray:
-        """Joins a region from the shards in the files, which must have as many rows as `region`."""
+        """Joins a region from the shards in the files. The shards and `region` have equal rows."""
         held = self._shards[variable]
         _, file, index = held[0]
         dtype = np.dtype(file.forms[index][0])

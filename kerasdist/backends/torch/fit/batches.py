@@ -52,7 +52,7 @@ class Part:
 
     @property
     def weight(self) -> float:
-        """This replica's weight in a sum over the replicas."""
+        """The factor of this replica's values in sums over the replicas: its fraction of rows."""
         return 1.0 if self.local_batch is None else self.local_batch.weight
 
 
