@@ -254,9 +254,9 @@ def slowest(workers: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
             workers, and the time that the step waited for data; None if a time is not known.
 
     Returns:
-        The worker's rank, the name of the time by which it is the slowest, that time, and the
-        median of the others' times. None if there is no other worker, or neither time is known
-        for every worker.
+        The slowest worker's rank, the name of the time that was compared, this worker's time, and
+        the median of the others' times. None if there is no other worker, or if neither time is
+        known for every worker.
     """
     for name in _BY:
         times = [one.get(name) for one in workers]

@@ -100,7 +100,8 @@ def named_devices(
     Args:
         devices: Names of devices, or None.
         earlier: The user's other arguments. `num_gpus` and `num_gpus_per_worker` give the number of
-            GPUs; any other argument must be one of ``tf.distribute`` that changes nothing here.
+            GPUs. Any other argument must be an argument of ``tf.distribute``, and must have a value
+            that changes nothing in kerasdist.
 
     Raises:
         TypeError: If ``tf.distribute`` never had an argument in `earlier`, or if both `devices` and

@@ -106,11 +106,12 @@ def seed(number: int) -> None:
 
 
 def ensure_equal(job: Job, *, begins: bool = False) -> None:
-    """Gives all workers the chief's random states if the states differ. All workers must call this.
+    """Gives all workers the chief's random states if the states differ.
 
-    The function warns once if states differ. At the beginning of a job (`begins`) it warns only if
-    the chief has a seed and another worker has a different seed or none. If no worker has a seed,
-    the states always differ at the beginning, so a warning would be useless.
+    All workers must call this function. It warns once if states differ. At the beginning of a job
+    (`begins`) it warns only if the chief has a seed and another worker has a different seed or
+    none. If no worker has a seed, the states always differ at the beginning, so a warning would be
+    useless.
     """
     own = {library: digest(state) for library, state in compared().items()}
     found = job.choose("random state", own, _states_for_all)

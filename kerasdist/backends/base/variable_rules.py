@@ -34,7 +34,7 @@ from kerasdist.core.context import current, scoped_strategy
 def is_combined_on_write(variable: keras.Variable) -> bool:
     """Returns whether the values that replicas of a custom loop assign are combined at once.
 
-    If so, they are combined by the variable's aggregation; else each replica keeps its own value.
+    The variable's aggregation says how. If they are not combined, each replica keeps its own value.
     """
     if variable.synchronization == "none":
         raise ValueError(

@@ -152,7 +152,7 @@ class Placement:
         """Gives variables the chief's values. Does nothing here, because there is one worker."""
 
     def read(self, array: jax.Array) -> jax.Array:
-        """Returns the full value of an array. For a sharded array, all workers must call this."""
+        """Returns an array's full value. If it is sharded, all workers must call this method."""
         return array if array.is_fully_replicated else jax.device_put(array, self.whole)
 
     def argument(self, array: Any) -> Any:
