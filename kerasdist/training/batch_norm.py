@@ -33,7 +33,7 @@ from kerasdist.keras_compat import internals, ops
 
 Original = Callable[..., Any]
 
-# Up to this number of replicas use one all-gather, more replicas use two small all-reduces.
+# Up to this number of replicas one all-gather is used, and beyond it two small all-reduces.
 # For 1,024 channels, 64 replicas together gather 0.8 MB. This takes about as long as a second
 # all-reduce needs to start.
 MOST_GATHERED = 64

@@ -102,7 +102,7 @@ def terms_of_initial_value(variable: keras.Variable) -> int:
 
 
 def counts_all_replicas(variable: keras.Variable) -> bool:
-    """Returns whether a variable's aggregation is sum or mean. Raises if its type forbids that."""
+    """Returns whether a variable's aggregation is sum or mean, which its type must allow."""
     dtype = keras_compat.stored_dtype(variable)
     if variable.aggregation == "mean" and (dtype == "bool" or "int" in dtype):
         raise ValueError(

@@ -2,7 +2,7 @@
 
 The gradient of a lookup in a table is a ``tf.IndexedSlices``, which has one row of values for each
 index that was looked up. Keras's optimizers square and clip each of these rows by itself. So the
-update depends on whether two rows with the same index are one row or stay two.
+update depends on whether rows with the same index are added to one row or stay separate.
 
 Indices from the batch, such as tokens, are looked up for each example. One device would have the
 gradient's rows of all replicas, one after another. Indices that do not depend on the batch, such as
@@ -51,7 +51,7 @@ class Terms:
     def gradient(self, sums: Sequence[Any]) -> Any:
         """Puts a gradient together from `sums`: for each term, its sum over the replicas.
 
-        The sums, and so the gradient, have one component or one for each device.
+        If the sums have a component for each device, so has the gradient.
         """
         if self.dense_shape is None:
             return merged(sums[0]) if self.is_merged else sums[0]

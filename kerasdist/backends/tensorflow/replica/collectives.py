@@ -480,7 +480,8 @@ class TensorFlowCollectives(Collectives):
         rows. So the gradient with respect to a sum is the sum of the replicas' gradients, each
         multiplied by its replica's weight. `apply_gradients` later multiplies this replica's
         gradients by the replica's weight, so here the sum is divided by that weight. If a loss was
-        multiplied by the weight before it was differentiated, so is `upstream`.
+        multiplied by the weight before it was differentiated, `upstream` already contains the
+        weight.
         """
         if self._local_batch is None:
             return self.all_sum(upstream)

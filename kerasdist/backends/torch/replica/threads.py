@@ -304,7 +304,7 @@ class ThreadSettings:
 
 
 def _mode_of_thread(mode: Any) -> AbstractContextManager[Any]:
-    """Converts a mode that is on in the thread of the step to the mode for a replica's thread.
+    """Converts a torch mode of the thread that runs the step to the mode for a replica's thread.
 
     From a ``torch.device`` mode the number of the device is left out, so that ``"cuda:0"`` becomes
     the replica's own GPU. Other modes stay as they are.

@@ -239,7 +239,7 @@ class ReplicaScope(keras.StatelessScope):
         (self.written_equal.add if self.writes_equal else self.written_equal.discard)(id(variable))
 
     def write_back(self) -> None:
-        """Writes the values that this replica has assigned into the variables.
+        """Writes into the variables the values that this replica has assigned to them.
 
         Leaves out variables with the aggregation "sum", which are written when the step ends. Only
         a replica that is alone in its process may call this method.
