@@ -2,8 +2,8 @@
 
 TensorBoard and CSVLogger write files, so they act on the chief alone. ModelCheckpoint decides on
 every worker and writes on the chief; EarlyStopping decides on every worker, from the same numbers.
-If a callback of your own writes, wrap it in `kd.callbacks.ChiefOnly`. Several workers then write
-the same files as one process:
+If a callback of your own writes, wrap it in `kd.callbacks.ChiefOnly`. Then a job with several
+workers writes the same files that a single process writes:
 
     KERAS_BACKEND=jax python examples/callbacks_and_tensorboard.py --folder runs
     tensorboard --logdir runs

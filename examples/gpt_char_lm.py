@@ -1,9 +1,9 @@
 """Train a small GPT that writes like Python's documentation, letter by letter.
 
 The text comes with Python: it is what `help("...")` prints in an interpreter, from
-`pydoc_data.topics`. The optimizer accumulates the gradients of two batches, and clips the result,
-over all devices, to a norm of 1. After every other epoch a callback lets the model continue a
-sentence.
+`pydoc_data.topics`. The optimizer updates the weights after every second batch. It averages the
+gradients of the two batches over all devices, and clips the average to a norm of 1. After every
+other epoch a callback lets the model continue a sentence.
 
     KERAS_BACKEND=jax python examples/gpt_char_lm.py
 """

@@ -125,13 +125,14 @@ def set_most_examples_at_once(count: int | Literal["auto"] | None) -> None:
     - on PyTorch, ``sharding="full"``, and `set_draws("global")` with layers that draw random
       numbers.
 
-    With ``"auto"`` kerasdist finds the number by trial steps, before the first step of `fit`. The
-    first trial step computes all examples of a replica at once. If a trial step runs out of memory
-    on any worker, kerasdist halves the number and takes another trial step. Later calls of `fit`
-    use the number that was found. Backups of the training store the number, too, and a restart with
-    the same number of replicas uses the stored number. If kerasdist can tell beforehand that the
-    model cannot be computed in passes, it takes no trial step, and the model trains as with None.
-    In custom loops no trial steps are taken.
+    With ``"auto"`` kerasdist finds the number before the first step of `fit`, by trial steps. A
+    trial step computes the gradients of the replica's examples, but updates no variable. In the
+    first trial step the model computes all of these examples at once. If a trial step runs out of
+    memory on any worker, kerasdist halves the number and takes another trial step. Later calls of
+    `fit` use the number that was found. Backups of the training store the number, too, and a
+    restart with the same number of replicas uses the stored number. If kerasdist can tell
+    beforehand that the model cannot be computed in passes, it takes no trial step, and the model
+    trains as with None. In custom loops no trial steps are taken.
 
     All workers must call this function with the same value, before the first step.
 

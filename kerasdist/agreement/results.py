@@ -190,7 +190,10 @@ def _is_apart(
 
 
 def _shown(value: Any) -> str:
-    """Returns a number or an array's measures as text; different values give different texts."""
+    """Returns text for a number, or for the numbers that describe an array.
+
+    Different values give different texts.
+    """
     if value is None:
         return "nothing"
     if isinstance(value, float):

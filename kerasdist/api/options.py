@@ -121,7 +121,8 @@ class RunOptions:
         experimental_xla_options: Must be None.
 
     Raises:
-        UnsupportedError: If options for XLA are given, which no backend supports.
+        UnsupportedError: If `experimental_xla_options` is not None: no backend supports such
+            options.
     """
 
     experimental_enable_dynamic_batch_size: bool = True

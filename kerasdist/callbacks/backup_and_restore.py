@@ -405,7 +405,8 @@ class BackupAndRestore(Callback):
         self._files.begin_next()
         model: Any = self.model
         variables, trainer = all_variables_of(model), trainer_of(model)
-        # At the end of an epoch (`batches` is 0), `InSync` has already compared the weights.
+        # A backup within an epoch compares batches and weights here. At the end of an epoch, when
+        # `batches` is 0, `InSync` has already compared them.
         if batches and trainer is not None:
             when = f"batch {batches} of epoch {epoch + 1}"
             trainer.replicas.first_batches.require_equal_since(when)

@@ -155,14 +155,14 @@ class Offset:
 
 
 def offset_of_clock(job: Job | None) -> Offset:
-    """Measures how far this worker's clock is ahead of the chief's. All workers must call this.
+    """Measures how far this worker's clock is ahead of the chief's.
 
-    If all workers are on one machine, they share a clock. Otherwise they make several exchanges. At
-    the end of each exchange, the coordinator sends a message to all workers at once, and each
-    worker reads its clock when the message comes. The offset is the median of the differences
-    between this worker's clock and the chief's. The error of a difference is the difference between
-    the message's travel times to this worker and to the chief, which is less than the network's
-    latency.
+    All workers must call this function. If they are on one machine, they share a clock. Otherwise
+    they make several exchanges. At the end of each exchange, the coordinator sends a message to all
+    workers at once, and each worker reads its clock when the message comes. The offset is the
+    median of how far this worker's clock was ahead of the chief's in each exchange. In each
+    exchange the error is smaller than the network's latency, because it is the difference between
+    the message's travel times to this worker and to the chief.
     """
     if job is None or not any(job.compare_objects("machines", platform.node())):
         return Offset(0.0, 0.0)

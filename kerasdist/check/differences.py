@@ -139,9 +139,10 @@ class Differences(NamedTuple):
 
 def differences(expected: StepResult, received: StepResult, precision: Precision) -> Differences:
     """Returns all differences between two steps."""
-    # The change of a variable is the difference of two values, each rounded in proportion to its
-    # size. So even if the change is small, its difference is divided by at least `rounded` times
-    # the norm of the variable.
+    # A variable's change in a step is its new value minus its old value. Both values are rounded in
+    # proportion to their size, so a small change of a large variable has a large relative error. To
+    # allow for this error, the difference between two steps' changes of a variable is divided by at
+    # least `rounded` times the norm of the variable.
     rounded = 10 * precision.epsilon / precision.tolerance
     least = {name: rounded * size for name, size in expected.sizes.items()}
     usual, of_gradients = precision.tolerance, precision.tolerance_of_gradients

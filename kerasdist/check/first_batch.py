@@ -127,7 +127,7 @@ class FirstBatchCheck:
         return True
 
     def _has_room(self) -> bool:
-        """Returns whether all devices have memory for copies of the state; else logs a message."""
+        """Returns whether all devices have memory for copies of the state; logs if one does not."""
         least, job = self._replicas.free_bytes(), self._replicas.job
         if job is not None:
             least = job.choose("free memory", least, _least)

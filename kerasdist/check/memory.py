@@ -1,8 +1,9 @@
-"""Finds how many examples a replica has memory for at once, by trial steps before the first step.
+"""Finds how many examples a replica has memory for at once.
 
-`kerasdist.config.set_most_examples_at_once("auto")` asks for these trial steps. A trial step needs
-no other worker, so if the step fails, no other worker waits in a collective. The workers exchange
-the results of each trial step before the next trial step.
+If the user has called `kerasdist.config.set_most_examples_at_once("auto")`, a worker takes trial
+steps before the first training step. A trial step computes the gradients of a replica's rows, but
+updates no variable. It needs no other worker, so if it fails on one worker, no other worker waits
+in a collective. After each trial step the workers tell each other whether the memory was enough.
 """
 
 from __future__ import annotations

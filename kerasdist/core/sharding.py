@@ -121,10 +121,10 @@ def is_small(sharding: object, shape: Sequence[int]) -> bool:
 class Region:
     """The elements of a variable that belong to a shard.
 
-    The region is described as if the variable's elements, in row-major order, were a matrix. The
-    shard has the same range of columns of every row. If the flattened values are sharded, the
-    matrix has one row. If the variable is sharded along an axis, the number of rows is the product
-    of the sizes of the axes before that axis.
+    To describe the region, the variable is reshaped to a matrix. The shard consists of some
+    neighbouring columns of this matrix. If the variable is sharded along an axis, the axes before
+    that axis become the rows, and that axis and the axes after it become the columns. If the
+    flattened values are sharded, the matrix has one row.
 
     Attributes:
         rows: The number of rows of the matrix.

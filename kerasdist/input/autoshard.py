@@ -138,7 +138,7 @@ def policy_of(dataset: object, said: AutoShardPolicy | None) -> AutoShardPolicy:
 
 
 def own_source(dataset: object, policy: AutoShardPolicy, job: Job) -> OwnSource:
-    """Returns the shard of a dataset that this worker reads. All workers must call this."""
+    """Returns a dataset's shard that this worker reads. All workers must call this function."""
     own, steps = dataset, 1
     if policy is not AutoShardPolicy.OFF:
         shard = _by_file if policy is AutoShardPolicy.FILE else _by_batch

@@ -43,9 +43,10 @@ def digest(facts: object) -> str:
 def described_difference(
     everyone: Sequence[object], workers: Sequence[Sequence[int]] | None = None
 ) -> str:
-    """Returns a text about the first difference between workers' facts: who has which value.
+    """Returns a text about the first fact that is not equal on all workers.
 
-    With three or more workers, the value that most of them have comes last.
+    The text says which workers have which value. With three or more workers, the value that most of
+    them have comes last.
 
     Args:
         everyone: The facts, of at least two workers.
@@ -79,7 +80,7 @@ def first_of(items: Sequence[str], most: int = NAMED) -> str:
 
 
 def named_workers(ranks: Sequence[int]) -> str:
-    """Returns text that names workers: the first `NAMED`, and then how many others there are."""
+    """Returns text such as ``workers 0, 1, ..., 7 and 5 others``: it names at most `NAMED`."""
     named = ", ".join(map(str, sorted(ranks)[:NAMED]))
     more = len(ranks) - NAMED
     noun = "worker" if len(ranks) == 1 else "workers"
@@ -253,9 +254,9 @@ def slowest(workers: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
             workers, and the time that the step waited for data; None if a time is not known.
 
     Returns:
-        The worker's rank, the name of the time by which it is the slowest, that time, and the
-        median of the others' times. None if there is no other worker, or neither time is known
-        for every worker.
+        The slowest worker's rank, the name of the time that was compared, this worker's time, and
+        the median of the others' times. None if there is no other worker, or if neither time is
+        known for every worker.
     """
     for name in _BY:
         times = [one.get(name) for one in workers]

@@ -57,7 +57,7 @@ class Job:
     """
 
     def __init__(self, membership: Membership, facts: Facts, timeouts: Timeouts) -> None:
-        """Joins the job and waits until all workers have joined. All workers must call it."""
+        """Joins the job and waits until all workers have joined. All must call this method."""
         self.membership = membership
         self.rank = membership.rank
         self.num_workers = membership.num_workers
@@ -156,7 +156,7 @@ class Job:
         return self._meet(label, value, protocol.NUMBERS)
 
     def all_have_one(self, label: str, value: object) -> bool:
-        """Returns whether the values of all workers are equal. All workers must call it."""
+        """Returns whether all workers have equal values. All workers must call this method."""
         return len(set(self.compare_objects(label, value))) == 1
 
     def first_difference(self, label: str, own: Sequence[str]) -> int | None:
@@ -211,7 +211,7 @@ class Job:
 
     @contextmanager
     def chief_first(self) -> Generator[None]:
-        """Runs the block on the chief first, then on the others. All workers must call it."""
+        """Runs the block on the chief first, then on the others. All must call this method."""
         done = self.all_do("what worker 0 does first in chief_first", WorkerLostError)
         if self.is_chief:
             with done:
@@ -257,10 +257,10 @@ class Job:
         )
 
     def assert_equal(self, label: str, facts: Facts, advice: str = _ADVICE) -> None:
-        """Raises DisagreementError if facts differ between workers. All workers must call it.
+        """Raises DisagreementError if facts differ between workers.
 
-        Workers send a digest. Only if the digests differ, one worker of each group with equal facts
-        sends the facts themselves.
+        All workers must call this method. Each of them sends a digest of its facts. If the digests
+        differ, one worker of each group with equal facts also sends the facts themselves.
         """
         numbers = self.compare_objects(label, comparison.digest(facts))
         groups = list(comparison.groups(enumerate(numbers)).values())
@@ -275,7 +275,7 @@ class Job:
         )
 
     def write_for_all(self, write: Callable[[], None], path: str) -> None:
-        """Writes a file, and informs the workers that wait for it. Only the chief calls it."""
+        """Writes a file and informs workers that wait for it. Only the chief calls this method."""
         try:
             write()
         except BaseException as error:
@@ -322,7 +322,7 @@ class Job:
             self.compare_collectives(f"step {self._client.step}")
 
     def compare_collectives(self, when: str) -> None:
-        """Raises DisagreementError if recorded collectives differ. All workers must call it."""
+        """Raises DisagreementError if collectives differ. All workers must call this method."""
         if self.collectives is None:
             return
         before, entries = self.collectives.take()
@@ -422,7 +422,8 @@ _ALONE = nullcontext()
 def join_job(membership: Membership, facts: Facts) -> tuple[Job, bool]:
     """Returns the job of this process, and whether this call has joined the job.
 
-    All workers must call it. A second strategy gets the job that the first one has joined.
+    All workers must call this function. A second strategy gets the job that the first strategy has
+    joined.
     """
     if _current:
         if _current[0].membership != membership:

@@ -367,7 +367,7 @@ def loss_ids_on(layer: Any) -> set[int]:
 
 
 def is_of_examples(metric: Any) -> bool:
-    """Returns whether a metric's class belongs to Keras, and computes one value for each example.
+    """Returns whether a metric belongs to a Keras class that computes a value for each example.
 
     The class's name decides, because this function is also called while the metric's constructor
     runs, before the constructor has stored the metric's function.

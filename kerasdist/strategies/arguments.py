@@ -94,17 +94,19 @@ def named_devices(
 ) -> Sequence[str] | None:
     """Returns the argument `devices`; if the user gave a number of GPUs, the names of these GPUs.
 
-    In the year 2018 the strategies of ``tf.distribute`` took a number of GPUs in place of devices.
-    kerasdist still accepts these earlier arguments.
+    The first versions of ``tf.distribute``, from the year 2018, took a number of GPUs in place of
+    names of devices. kerasdist still accepts such a number.
 
     Args:
         devices: Names of devices, or None.
-        earlier: `num_gpus` or `num_gpus_per_worker`; any other argument is refused.
+        earlier: The user's other arguments. `num_gpus` and `num_gpus_per_worker` give the number of
+            GPUs. Any other argument must be an argument of ``tf.distribute``, and must have a value
+            that changes nothing in kerasdist.
 
     Raises:
-        TypeError: If an argument is unknown, or both `devices` and a number are given.
-        UnsupportedError: If another argument that these strategies had in 2018 asks for something
-            that kerasdist does not do.
+        TypeError: If ``tf.distribute`` never had an argument in `earlier`, or if both `devices` and
+            a number are given.
+        UnsupportedError: If an argument in `earlier` asks for something that kerasdist does not do.
     """
     numbers = {k: n for k, n in earlier.items() if k.startswith("num_gpus") and n is not None}
     refuse_arguments("a strategy", {k: v for k, v in earlier.items() if k not in _NUMBERS})

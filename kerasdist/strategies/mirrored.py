@@ -95,9 +95,9 @@ class MirroredStrategy(Strategy):
                 ``"optimizer"``: the optimizer's variables that belong to a weight, except small
                 variables. A step copies them to the device, updates them, and copies them back.
                 This works with and without `sharding`. TensorFlow does not support it.
-            **earlier: Arguments that strategies of ``tf.distribute`` had in the year 2018.
-                `num_gpus` and `num_gpus_per_worker` give a number of GPUs in place of `devices`.
-                The error for any other argument says what to write instead.
+            **earlier: Arguments of the first versions of ``tf.distribute``. `num_gpus` and
+                `num_gpus_per_worker` give a number of GPUs in place of `devices`. The error for any
+                other argument says what to write instead.
 
         Raises:
             JobError: In a worker of a job of several workers, unless ``kerasdist run --workers

@@ -1,6 +1,6 @@
-"""`TPUStrategy`, in which a replica may have several devices, and functions for TPUs.
+"""`TPUStrategy`, and the functions of ``tf.tpu.experimental``.
 
-Users see this module as `kerasdist.tpu`. Its functions are those of ``tf.tpu.experimental``.
+Under a `TPUStrategy` a replica may have several devices. Users see this module as `kerasdist.tpu`.
 """
 
 from __future__ import annotations
@@ -116,10 +116,10 @@ class TPUStrategy(Strategy):
         return self._devices_of_replica.split(tensor, partition_dimensions)
 
     def experimental_assign_to_logical_device(self, tensor: Any, logical_device_id: int) -> Any:
-        """Assigns the computation of a tensor to one logical device of each replica.
+        """Makes sure that one logical device of each replica computes a tensor.
 
-        On JAX a program is the same on all devices of a replica. So each of these devices computes
-        the whole tensor, including the requested device.
+        On JAX all devices of a replica run the same program. So all of them compute the whole
+        tensor, not only the device that `logical_device_id` names.
 
         Args:
             tensor: A tensor that the model or the step computes.

@@ -33,8 +33,9 @@ from kerasdist.keras_compat import internals, ops
 
 Original = Callable[..., Any]
 
-# For 1,024 channels, 64 replicas together send 0.8 MB.
-# An all-gather of that size takes about as long as the start of a second small all-reduce.
+# Up to this number of replicas one all-gather is used, and beyond it two small all-reduces.
+# For 1,024 channels, 64 replicas together gather 0.8 MB. This takes about as long as a second
+# all-reduce needs to start.
 MOST_GATHERED = 64
 
 

@@ -315,7 +315,8 @@ def _scale_by_optimizer(original: Original, optimizer: keras.Optimizer, loss: ob
         return original(optimizer, loss)
     is_weighted = isinstance(optimizer, keras_compat.LossScaleOptimizer)
     if is_weighted:
-        # The replica's weight is applied before the loss scale, so float16 gradients stay small.
+        # The loss is multiplied by the replica's fraction of the batch before it is multiplied by
+        # the loss scale, so that gradients in float16 stay small.
         loss = numerics.weighted(loss, replica.local_batch.weight)
     loss = original(optimizer, loss)
     return replica.collectives.differentiated_loss(loss, is_weighted=is_weighted)
@@ -329,6 +330,6 @@ def _scale_loss(scale: Callable[[Any, int], Any], original: Original, value: Any
     replica = current.replica
     if replica is None or replica.num_replicas_in_sync == 1:
         return original(value)
-    # In `fit` the replicas' weights take the place of this division: they multiply the gradients,
-    # or the loss if there is a LossScaleOptimizer.
+    # In `fit` this division is not needed: the gradients (or the loss, if there is a
+    # LossScaleOptimizer) are multiplied by the replica's fraction of the batch instead.
     return scale(value, replica.num_replicas_in_sync) if replica.local_batch is None else value

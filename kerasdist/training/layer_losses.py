@@ -108,7 +108,7 @@ class GlobalBatchRegularizer:
     """A mixin that calls an activity regularizer with the rows of all replicas."""
 
     def __call__(self, x: Any) -> Any:
-        """Returns the penalty of the rows of all replicas, all of which must call this method."""
+        """Returns the penalty of all replicas' rows. All replicas must call this method."""
         return _of_global_batch(super().__call__, x)  # type: ignore[misc]
 
 

@@ -42,7 +42,7 @@ class ReplicatedMetric:
     """A mixin for any metric: in a step of `fit`, `result` covers the rows of all replicas."""
 
     def result(self) -> Any:
-        """Returns the result over all replicas, all of which must call this method."""
+        """Returns the result over all replicas. All replicas must call this method."""
         replica = current.fit_replica
         if replica is None:
             return super().result()  # type: ignore[misc]
@@ -79,7 +79,7 @@ class ReplicatedWrapper(keras.metrics.MeanMetricWrapper):
         """Updates the state with the values of the metric's function.
 
         A function that returns one value per example gets the replica's own rows. A function that
-        may mix examples gets the rows of all replicas, all of which must call this method. The
+        may mix examples gets the rows of all replicas, so all replicas must call this method. The
         first call of a user's function shows whether it returns one value per example.
         """
         replica = current.fit_replica
@@ -158,7 +158,7 @@ class GlobalBatchMetric:
     """A mixin for a metric whose state may not be a sum: the global batch updates the metric."""
 
     def update_state(self, *args: object, **kwargs: object) -> Any:
-        """Updates the state with the rows of all replicas, all of which must call this method."""
+        """Updates the state with all replicas' rows. All replicas must call this method."""
         replica = current.replica
         if replica is None or replica.num_replicas_in_sync == 1:
             return super().update_state(*args, **kwargs)  # type: ignore[misc]
@@ -253,10 +253,11 @@ def _is_one_row(y_pred: object) -> bool:
 
 
 def _shared(values: Any, sample_weight: Any) -> tuple[Any, Any]:
-    """Returns the values and weights with which a replica updates a ``Mean`` or ``Sum`` of Keras.
+    """Returns the values and sample weights by which a replica updates Keras's ``Mean`` or ``Sum``.
 
-    A scalar, such as the loss of a batch, is a mean over the replica's own examples. Such a scalar
-    gets the replica's weight, so that all replicas together add one value with weight 1.
+    A scalar, such as the loss of a batch, is a mean over the replica's own examples. The sample
+    weight of such a scalar is the replica's fraction of the batch, so that all replicas together
+    add one value with weight 1.
     """
     replica = current.fit_replica
     if replica is None:

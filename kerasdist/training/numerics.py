@@ -30,7 +30,7 @@ _WEIGHTED_MEAN = "mean_with_sample_weight"
 
 
 def weighted(gradient: Any, weight: Any) -> Any:
-    """Returns a gradient times a replica's weight; a weight of 0 gives 0, even for a NaN."""
+    """Returns a gradient times a replica's weight ``w_r``; 0 if the weight is 0, even for a NaN."""
     if isinstance(weight, float):
         return gradient * weight
     weight = ops.cast(weight, gradient.dtype)
@@ -38,12 +38,13 @@ def weighted(gradient: Any, weight: Any) -> Any:
 
 
 def weight_of_gradients(optimizer: keras.Optimizer, weight: object) -> Any:
-    """Returns the weight by which a replica's gradients must still be multiplied.
+    """Returns the factor by which a replica's gradients must still be multiplied.
 
-    With a LossScaleOptimizer the loss has already been multiplied by the weight. Then the result is
-    1, or 0 on a replica without examples.
+    This is the replica's weight, its fraction of the examples. But if there is a
+    LossScaleOptimizer, the loss has already been multiplied by the weight. Then the result is 1, or
+    0 on a replica without examples.
     """
-    # Gradients of an empty replica may be NaN, so they still need the weight 0.
+    # Gradients of an empty replica may be NaN, so they are still multiplied by 0 (see `weighted`).
     return presence(weight) if isinstance(optimizer, keras_compat.LossScaleOptimizer) else weight
 
 
@@ -67,12 +68,12 @@ def mean_over_rows(
 ) -> Any:
     """Combines the replicas' results of a step: floats by the weighted mean over all replicas.
 
-    For numbers of other types, the result of replica 0 is returned; for strings and None, the
-    result of this process's first replica.
+    For numbers of other types, the result of replica 0 is returned. For strings and None, the
+    result of this process's first replica is returned.
 
     Args:
         results: The results of this process's replicas, such as their logs.
-        weights: The weights of these replicas.
+        weights: For each of these replicas, its fraction of the examples of the global batch.
         replicas: The numbers of these replicas.
         sums: A function that adds values over all replicas. It gets lists, each with the terms of
             this process's replicas, and returns one sum per list.

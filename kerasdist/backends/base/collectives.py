@@ -39,8 +39,9 @@ class Collectives(abc.ABC):
 
         Args:
             loss: The loss, which the optimizer has already scaled if it scales losses.
-            is_weighted: Whether the loss is already multiplied by the replica's weight. If so,
-                `apply_gradients` must not multiply the gradients by that weight again.
+            is_weighted: Whether the loss is already multiplied by the replica's weight, which is
+                its fraction of the global batch's rows. If so, `apply_gradients` must not multiply
+                the gradients by that weight again.
         """
         return loss
 
@@ -102,9 +103,10 @@ class Collectives(abc.ABC):
     ) -> list[Any]:
         """Returns each tensor summed over the replicas; the sums are differentiable.
 
-        The gradient of these sums is also summed over the replicas; in `fit`, each replica's
-        gradient is first multiplied by the replica's weight (docs/numerics.md). All replicas must
-        call this method, with the same number of tensors and with the same shapes and types.
+        The gradient of these sums is also summed over the replicas. In `fit`, each replica's
+        gradient is first multiplied by the replica's fraction of the global batch
+        (docs/numerics.md). All replicas must call this method, with the same number of tensors and
+        with the same shapes and types.
 
         Args:
             tensors: Tensors of this replica.
@@ -120,7 +122,7 @@ class Collectives(abc.ABC):
         return self.all_sum([variable.value for variable in variables])
 
     def mean_of_sum(self, total: Any, replicas: int) -> Any:
-        """Returns a value's mean over the replicas, given its sum; a float for an integer sum.
+        """Converts the sum of a value over the replicas to the mean; a mean of integers is a float.
 
         Args:
             total: The result of `all_sum`.
@@ -177,8 +179,8 @@ class Collectives(abc.ABC):
     ) -> Any:
         """Sums gradients over the replicas, then updates the variables once on each replica.
 
-        In `fit` each replica's gradients are first multiplied by the replica's weight. All replicas
-        must call this method.
+        In `fit` a replica's gradients are first multiplied by its fraction of the global batch. All
+        replicas must call this method.
 
         Args:
             apply: Keras's own ``apply``, which takes an optimizer, gradients and variables.

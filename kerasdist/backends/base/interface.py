@@ -268,8 +268,9 @@ class ReplicaSet(abc.ABC):
         batch_logs_matter: Whether a callback on any worker reads the logs of each batch in the
             current call of `fit`, `evaluate` or `predict`.
         reads_need_all_workers: Whether all workers must read a variable at the same time, because
-            the read may exchange data. This is so if variables are sharded, and after a custom loop
-            on a backend that combines the replicas' values only when they are read.
+            the read may exchange data. This is necessary if variables are sharded. It is also
+            necessary after a custom loop, on a backend that combines the replicas' values only when
+            they are read.
         measures_data: Whether the time that training waits for batches is measured.
         measures_collectives: Whether the host waits for the other workers in each collective, so
             that this time can be measured.

@@ -354,8 +354,8 @@ _KINDS: Sequence[tuple[tuple[type, ...], Any]] = (
 def _kind_of(kind: type) -> Any:
     """Returns which class of `Place` keeps the contents of objects of the class `kind`.
 
-    Returns ``tuple`` for tuples, whose members are examined instead, and None for a class whose
-    objects are not examined.
+    For tuples the result is ``tuple``: their members are examined instead. For a class whose
+    objects are not examined, the result is None.
     """
     for kinds, place in _KINDS:
         if issubclass(kind, kinds):

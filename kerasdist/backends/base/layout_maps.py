@@ -30,7 +30,7 @@ class MapReader:
     def require_useful(self) -> None:
         """Raises a ValueError if a key of the map matches no variable and no layer's output."""
         there = len(self._paths), len(self._map), len(self._outputs)
-        if there == self._looked_through:  # Every step calls this method; mostly nothing is new.
+        if there == self._looked_through:  # nearly always, because every step calls this
             return
         paths = self._paths | self._outputs.keys()
         used = {id(self._map[path]) for path in paths}

@@ -80,12 +80,12 @@ def _torch() -> Any:
 
 
 def text_of(state: Any) -> str:
-    """Returns the state of a generator of PyTorch as text."""
+    """Converts the state of a PyTorch generator, a tensor of bytes, to hexadecimal digits."""
     return state.numpy().tobytes().hex()
 
 
 def state_of(text: str) -> Any:
-    """Returns the state of a generator of PyTorch, given the text that `text_of` made of it."""
+    """Converts hexadecimal digits, as `text_of` makes them, to the state of a generator."""
     return _torch().frombuffer(bytearray.fromhex(text), dtype=_torch().uint8)
 
 
@@ -106,11 +106,12 @@ def seed(number: int) -> None:
 
 
 def ensure_equal(job: Job, *, begins: bool = False) -> None:
-    """Gives all workers the chief's random states if the states differ. All workers must call this.
+    """Gives all workers the chief's random states if the states differ.
 
-    The function warns once if states differ. At the beginning of a job (`begins`) it warns only if
-    the chief has a seed and another worker has a different seed or none. If no worker has a seed,
-    the states always differ at the beginning, so a warning would be useless.
+    All workers must call this function. It warns once if states differ. At the beginning of a job
+    (`begins`) it warns only if the chief has a seed and another worker has a different seed or
+    none. If no worker has a seed, the states always differ at the beginning, so a warning would be
+    useless.
     """
     own = {library: digest(state) for library, state in compared().items()}
     found = job.choose("random state", own, _states_for_all)

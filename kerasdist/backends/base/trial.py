@@ -96,8 +96,8 @@ class Trial(keras.StatelessScope, abc.ABC):
         self._replicas: Any = trainer.replicas
         self._alone = alone
         self._wants_outputs = outputs
-        # By a variable's id: the variable and its copy. While the variable is stored here, no other
-        # object can get the same id.
+        # For each variable's id: the variable and its copy. While the variable is stored here, no
+        # other object can get the same id.
         self._copies: dict[int, tuple[Any, Any]] = {}
         self._applied = 0
         self._applying: list[Any] = []

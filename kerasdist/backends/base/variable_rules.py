@@ -34,7 +34,7 @@ from kerasdist.core.context import current, scoped_strategy
 def is_combined_on_write(variable: keras.Variable) -> bool:
     """Returns whether the values that replicas of a custom loop assign are combined at once.
 
-    If so, they are combined by the variable's aggregation; else each replica keeps its own value.
+    The variable's aggregation says how. If they are not combined, each replica keeps its own value.
     """
     if variable.synchronization == "none":
         raise ValueError(
@@ -102,12 +102,12 @@ def terms_of_initial_value(variable: keras.Variable) -> int:
 
 
 def counts_all_replicas(variable: keras.Variable) -> bool:
-    """Returns whether a variable's aggregation is sum or mean; checks that its type allows that."""
+    """Returns whether a variable's aggregation is sum or mean, which its type must allow."""
     dtype = keras_compat.stored_dtype(variable)
     if variable.aggregation == "mean" and (dtype == "bool" or "int" in dtype):
         raise ValueError(
-            "Expected a variable of floats to be assigned to in replica code, as its aggregation "
-            f"is the mean. Received: variable={variable.path!r}, dtype={dtype}. Make it a variable "
+            "Expected a variable of floats, as replica code assigns to it and its aggregation is "
+            f"the mean. Received: variable={variable.path!r}, dtype={dtype}. Make it a variable "
             "of floats, or assign to it in cross-replica context (see ReplicaContext.merge_call)."
         )
     if variable.aggregation == "sum":

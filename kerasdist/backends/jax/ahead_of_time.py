@@ -54,8 +54,9 @@ class TrainingProgram:
             trainable, non_trainable, optimizer, metrics.
         host_bytes: The bytes of state that the host holds for each device. A step copies them to
             the device and back.
-        copied_bytes: How many of the `host_bytes` a device may hold at a time during a step. The
-            number is 0 for TPUs, because there XLA's own memory figures include these bytes.
+        copied_bytes: How many bytes of copies of this state a device holds at a time in a step, at
+            most. For TPUs the number is 0, because the memory that XLA reports for the program
+            already includes the copies.
         input_bytes: The bytes of a batch that each device gets.
         matmul_flops: Floating-point operations of matrix products and convolutions in one step, for
             all devices together, by the type of the operands.

@@ -109,8 +109,8 @@ def _fail_together(handler: Any, job: Job) -> None:
 
     Otherwise the other workers would wait for the failed worker. Orbax itself calls `finalize` on
     the chief alone, so the other workers would not notice a failure of `finalize`. Therefore this
-    function replaces `save`. The new `save` calls `finalize` at its end, and all workers wait there
-    for the chief.
+    function replaces `save`. At the end of the new `save`, the chief calls `finalize`, and the
+    other workers wait until it is done.
     """
     reporting = job.all_do("write, or read, their shards of a checkpoint", OSError)
     write, finish = reporting(handler.save), handler.finalize

@@ -247,7 +247,7 @@ class Encoder:
 
 
 def _state_of_torch(value: Any) -> str | np.ndarray | None:
-    """Returns a PyTorch generator's state, or a dense PyTorch tensor as an array, else None."""
+    """Converts a PyTorch generator to text, and a dense tensor to an array; otherwise None."""
     if keras_compat.is_any_of(value, "torch", "Generator"):
         return random_states.text_of(value.get_state())
     if not keras_compat.is_any_of(value, "torch", "Tensor") or value.is_meta:

@@ -1,9 +1,9 @@
 """Decides after how many batches a backup is due, and chooses this number if the user sets none.
 
 The number is chosen once for a run, after the first backup, and each backup stores the number. So a
-restarted run saves its backups at the same batches as an uninterrupted run. This matters because
-sums of metrics are rounded at a backup. If each process chose the number anew, measured times would
-decide at which batches the sums are rounded.
+restarted run saves its backups at the same batches as an uninterrupted run. Otherwise the two runs
+could differ in the last bits, because a backup rounds the sums of metrics: if each process chose
+the number anew, measured times would decide at which batches the sums are rounded.
 """
 
 from __future__ import annotations

@@ -264,7 +264,7 @@ class Position:
     def _is_due(self, count: int) -> bool:
         """Returns whether the place after `count` batches must be saved.
 
-        This is so if a backup may be due at this place, and if the backup can use the place.
+        This is necessary if a backup may be due at this place, and can use the place.
         """
         if self._draws or not self._read_by_python:
             # If the pipeline draws random numbers, its place cannot be used within an epoch: the

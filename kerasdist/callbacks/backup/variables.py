@@ -144,7 +144,7 @@ class StoredVariables:
         return value[:, region.begin : region.end].copy()
 
     def _joined(self, variable: int, region: Region) -> np.ndarray:
-        """Joins a region from the shards in the files, which must have as many rows as `region`."""
+        """Joins a region from the shards in the files. The shards must have `region.rows` rows."""
         held = self._shards[variable]
         _, file, index = held[0]
         dtype = np.dtype(file.forms[index][0])
@@ -262,7 +262,7 @@ def _value(variable: Any) -> np.ndarray:
 
 
 def add_up_anew(variables: Sequence[Any], arrays: Sequence[object]) -> None:
-    """Assigns to metrics' variables their sums over the replicas, as a restored run does.
+    """Assigns to each variable of a metric its sum over the replicas, as a restored run does.
 
     So this run and the restored run add the same numbers in the same order, and their results are
     equal to the last bit. All workers must call this function.

@@ -92,7 +92,8 @@ class Attempt:
         self._workers: list[Held] = []
         self._signal: int | None = None
         self._stopped_twice = False
-        # The next step to end workers that still run, and its time; infinity: no step is planned.
+        # The next measure to end workers that still run, and the time for it. The time is infinity
+        # as long as no measure is planned.
         self._next: Literal["stop", "kill", "kill supervisors"] = "stop"
         self._next_at = math.inf
 

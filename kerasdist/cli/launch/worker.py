@@ -310,8 +310,9 @@ class Worker:
     def let_go(self) -> None:
         """Closes this process's end of the pipe that is the supervisor's input.
 
-        A process that is forked from this one must call this method, too. The supervisor ends the
-        worker when its input ends, which happens only when no process has this end open.
+        The supervisor ends the worker when the supervisor's input ends. The input ends only when
+        every process that has a copy of this end has closed it. So a process that is forked from
+        this one must call this method, too.
         """
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):

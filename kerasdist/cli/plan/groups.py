@@ -35,8 +35,8 @@ class WeightGroups:
 
     Attributes:
         sizes: The bytes of each group's weights, in the order of the model's layers.
-        whole: The bytes of weights that are too small to be sharded; their gradients have as many
-            bytes.
+        whole: The bytes of weights that are too small to be sharded. The gradients of these weights
+            take the same number of bytes.
         held: The bytes of variables and gradients that a worker keeps.
     """
 

@@ -95,7 +95,7 @@ def _of_all_workers(own: WorkerShard, place: WorkerPlacement) -> Any:
     """Returns a global batch that consists of the workers' own batches.
 
     If all replicas get the same number of rows, each worker contributes its own rows. Otherwise
-    every worker gets the rows of all workers, and the batch is placed like one that all have read.
+    every worker gets the rows of all workers, as if it had read the whole batch itself.
     """
     if not own.alike:
         raise InputError(

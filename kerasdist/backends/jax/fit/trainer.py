@@ -191,10 +191,10 @@ class JaxTrainer(ReplicatedTrainer):
                     run, batches = self._with_rows_found(make, run, state, batches)
                 outputs, new = run(state, batches)
             except BaseException:
-                # Keras has taken the values out of the variables for the time of the step. They are
-                # put back after an error, because Keras would initialize empty variables again. But
-                # this is not possible if the step failed on the devices, for example because a
-                # worker was lost: the step has then consumed the values.
+                # Keras has taken the values out of the variables for the time of the step. After an
+                # error the values are put back, because Keras would initialize empty variables
+                # again. But if the step failed on the devices, for example because a worker was
+                # lost, the step has consumed the values, and they cannot be put back.
                 self._is_lost = any(value.is_deleted() for value in jax.tree.leaves(state))
                 if not self._is_lost:
                     keras_compat.put_state(model, dict(zip(names, state, strict=True)))

@@ -385,8 +385,8 @@ class Executable:
     def is_outdated(self) -> bool:
         """Returns whether the program must be traced anew.
 
-        This is so if, since the trace, a variable was frozen, was unfrozen, or got a component per
-        replica.
+        This is necessary if a variable was frozen or unfrozen since the trace, or if a variable now
+        has a component for each replica.
         """
         variables = self.variables()
         if any(variables[one].trainable is not was for one, was in self._trainable.items()):

@@ -6,9 +6,9 @@ these traces and selects the result for the size of its own batch. A batch that 
 as possible has at most two sizes.
 
 Replicas exchange values while they compute. So the code for each size is traced up to its next
-exchange, and the trace is abandoned there. When the code for all sizes has reached this exchange,
-the values are exchanged, and the code for each size is traced again from the beginning, now with
-the result. The abandoned traces are dead code, which XLA drops.
+exchange, and this trace is abandoned. When the code for all sizes has reached this exchange, the
+values are exchanged. The code for each size is then traced again from the beginning, now with the
+result of the exchange. The abandoned traces are dead code, which XLA drops.
 
 Because every device computes the code for each size, a batch with two sizes takes the time of two
 steps. Each different shape of the arguments counts as a size.

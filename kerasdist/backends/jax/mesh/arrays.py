@@ -58,7 +58,7 @@ def is_placed(leaf: object, sharding: Sharding) -> bool:
 
 
 def in_device_memory(sharding: Sharding) -> Sharding:
-    """Changes a sharding in the host's memory to one in device memory; returns others as is."""
+    """Returns the sharding, with the devices' memory in place of the host's memory."""
     return sharding.with_memory_kind("device") if sharding.memory_kind == HOST else sharding
 
 
@@ -70,7 +70,7 @@ def on_device(leaf: object) -> Any:
 
 
 def local_copy(leaf: object) -> Any:
-    """Returns this process's copy of a replicated global array; other arrays unchanged."""
+    """Returns this process's copy of a replicated global array, and any other value unchanged."""
     if not isinstance(leaf, jax.Array) or is_traced(leaf) or leaf.is_fully_addressable:
         return leaf
     return leaf.addressable_data(0) if leaf.is_fully_replicated else leaf

@@ -262,9 +262,9 @@ def _recipe(
 
 
 def _recast(value: _Value) -> _Value:
-    """Returns a recipe for a value that is the cast of a variable; other values unchanged.
+    """Replaces a value by a recipe if the value is a variable cast to another type.
 
-    Mixed precision makes such casts.
+    Mixed precision makes such casts. Other values are returned unchanged.
     """
     cast = (
         None if value.maker is None or value.sources or not value.is_state else value.maker.equation

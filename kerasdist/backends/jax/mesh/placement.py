@@ -46,11 +46,11 @@ def _wait_sometimes(outputs: object, state: object, steps: int = 1) -> None:
     Accelerators need no such wait, because there JAX's own limit of programs in flight is enough.
     On several CPU devices JAX can deadlock. Each device lets 32 programs be in flight
     (``max_inflight_computations_per_device`` in XLA's CPU client). The launch of the next program
-    waits *inside* the thread pool that also runs the programs. The pool has as many threads as
-    there are cores, or devices if there are more. For example, on two cores, one thread of the pool
-    waits for a launch. The other thread waits in an all-reduce for the second device, whose program
-    finds no thread: "Expected 2 threads to join the rendezvous, but only 1 of them arrived". After
-    40 seconds XLA aborts the process. The stacks of a hanging process show
+    waits *inside* the thread pool that also runs the programs. The pool has one thread for each
+    core, or for each device if there are more devices than cores. For example, on two cores, one
+    thread of the pool waits for a launch. The other thread waits in an all-reduce for the second
+    device, whose program finds no thread: "Expected 2 threads to join the rendezvous, but only 1 of
+    them arrived". After 40 seconds XLA aborts the process. The stacks of a hanging process show
     ``xla::Semaphore::Acquire`` under ``ExecuteLaunch`` in one thread and
     ``InProcessCommunicator::AllReduce`` in the other. A larger pool (``NPROC=8``, before JAX
     starts) prevents the deadlock. So does a limit for the programs in flight, such as
@@ -152,7 +152,7 @@ class Placement:
         """Gives variables the chief's values. Does nothing here, because there is one worker."""
 
     def read(self, array: jax.Array) -> jax.Array:
-        """Returns the full value of an array. For a sharded array, all workers must call this."""
+        """Returns an array's full value. If it is sharded, all workers must call this method."""
         return array if array.is_fully_replicated else jax.device_put(array, self.whole)
 
     def argument(self, array: Any) -> Any:

@@ -262,8 +262,9 @@ def whole(variable: keras.Variable, value: object) -> Any:
     """Returns a variable's value as a full array. All workers must call this function."""
     if not isinstance(value, jax.Array) or value.is_fully_replicated:
         return on_device(value)
-    # The placement is found by the mesh of the value, because a step may have sharded a variable
-    # that was made outside of the strategy's scope, such as that of a LoRA adapter.
+    # The value's mesh shows which placement has sharded it. The variable itself may not belong to a
+    # strategy, because a step may also have sharded a weight that was made outside of the
+    # strategy's scope, such as a weight of a LoRA adapter.
     mesh = getattr(value.sharding, "mesh", None)
     place = next((one for one in [*_placements] if one.layout.shard_mesh == mesh), None)
     if place is None:

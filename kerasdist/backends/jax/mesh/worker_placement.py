@@ -104,7 +104,7 @@ class WorkerPlacement(Placement):
         return made if isinstance(rows, jax.Array) else self.wait_until_sent(made)
 
     def read(self, array: jax.Array) -> jax.Array:
-        """Returns the full value of an array. For a sharded array, all workers must call this."""
+        """Returns an array's full value. If it is sharded, all workers must call this method."""
         return local_copy(self._resharded(array, self.whole) if is_sharded(array) else array)
 
     def _resharded(self, array: jax.Array, sharding: Sharding) -> jax.Array:
@@ -237,13 +237,13 @@ class WorkerPlacement(Placement):
 
 @cache
 def _sharded_as(sharding: Sharding) -> Callable[..., Any]:
-    """Returns a program that changes how an array is sharded. All workers must run it."""
+    """Returns a program that changes an array's sharding. All workers must run the program."""
     return jax.jit(lambda array: array, out_shardings=sharding)
 
 
 @cache
 def _summed_over_workers(sharding: Sharding) -> Callable[..., Any]:
-    """Returns a program that sums the rows of all workers. All workers must run it."""
+    """Returns a program that sums all workers' rows. All workers must run the program."""
     return jax.jit(lambda rows: jnp.sum(rows, 0, dtype=rows.dtype), out_shardings=sharding)
 
 

@@ -23,10 +23,10 @@ from kerasdist.api.replica_context import LocalBatch
 from kerasdist.errors import InputError
 from kerasdist.input.sharding import bounds_of_replica
 
-# Batches are divided on this device, and results for code outside of replicas are put there.
+# The device on which batches are divided. Results for code outside of replicas are copied to it.
 HOST = "/device:CPU:0"
 
-# The name of the operation that divides a batch. By this name its errors are recognised.
+# The name of the operation that divides a batch. Errors of this operation contain the name.
 _DIVISION = "kerasdist_division_of_the_global_batch"
 # Finds the failed operation in the message of TensorFlow's error. Operations that only waited for
 # the failed operation have another form in the message: ``[[name/_30]]``.

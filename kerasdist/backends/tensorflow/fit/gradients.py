@@ -2,9 +2,10 @@
 
 A vector loss has one value per example, as in keras.io's siamese network. ``tape.gradient`` of a
 vector is the gradient of the sum of its values. On one device this sum is over the global batch,
-but in a replica it is over the replica's rows, and `optimizer.apply` then multiplies each replica's
-gradients by the replica's weight. So this module divides the gradients of a vector loss by that
-weight. The replicas' gradients then add up to the gradient of the sum over all examples.
+but in a replica it is over the replica's rows. `optimizer.apply` then multiplies each replica's
+gradients by the replica's weight, which is its fraction of the global batch's rows. So this module
+divides the gradients of a vector loss by that fraction. The replicas' gradients then add up to the
+gradient of the sum over all examples.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def on_values(function: Callable[[Any], Any], gradient: object) -> Any:
 
 
 def weighted(gradient: Any, weight: Any) -> Any:
-    """Returns a gradient times a replica's weight; a weight of 0 gives 0, even for a NaN.
+    """Returns a gradient times a replica's weight; 0 if the weight is 0, even for a NaN.
 
     The function does the same as `training.numerics.weighted` in one operation, and supports sparse
     gradients.
@@ -119,9 +120,10 @@ def _gradient(
     factor = _factor(replica.local_batch, target)
     if factor is None:
         return original(target, sources, output_gradients, *args, **kwargs)
-    # In the backward pass, collectives multiply the gradients that they get by the replicas'
-    # weights. These gradients must already contain `factor`. So the upstream gradients, with which
-    # the backward pass begins, are multiplied by it, and not the gradients that the tape returns.
+    # If the loss was computed with collectives, their backward pass multiplies the gradients of
+    # each replica by the replica's weight (its fraction of the rows). These gradients must already
+    # contain `factor`. So `factor` multiplies the upstream gradients, with which the backward pass
+    # begins, and not the gradients that the tape returns.
     targets = tf.nest.flatten(target)
     given = [None] * len(targets) if output_gradients is None else tf.nest.flatten(output_gradients)
     upstream = [

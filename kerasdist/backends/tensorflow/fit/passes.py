@@ -79,10 +79,10 @@ class _Rows:
 
 @final
 class _Passes:
-    """The passes of one call of a model, which all have the same number of rows.
+    """Makes one call of a model in several passes, all with the same number of rows.
 
-    If rows are missing in the last pass, the last row is repeated. The outputs of repeated rows are
-    left out, so that their gradients are 0.
+    If the last pass has too few rows, the last row is repeated. The outputs of the repeated rows
+    are left out, so that their gradients are 0.
     """
 
     # The model's outputs for one pass. `run` replaces their tensors by those for all rows.

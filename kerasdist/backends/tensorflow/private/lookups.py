@@ -1,11 +1,13 @@
-"""Finds the entries of sparse gradients that each replica has, but one device has only once.
+"""Finds which rows of the replicas' sparse gradients one device would have only once.
 
-The gradient of a lookup in a table is a ``tf.IndexedSlices`` with one entry per index. Keras's
-optimizers square and clip entry by entry, so the result depends on how the gradient is divided into
-entries. Indices from the batch, such as tokens, are looked up for each row, so one device has the
-entries of all replicas, one after another. Indices that do not depend on the batch, such as the
-positions ``ops.arange(n)``, are the same in all replicas. One device looks up such an index only
-once, and its entry for the index is the sum of the replicas' entries.
+The gradient of a lookup in a table is a ``tf.IndexedSlices``, which has one row of values for each
+index that was looked up. Keras's optimizers square and clip each of these rows by itself. So the
+update depends on whether rows with the same index are added to one row or stay separate.
+
+Indices from the batch, such as tokens, are looked up for each example. One device would have the
+gradient's rows of all replicas, one after another. Indices that do not depend on the batch, such as
+the positions ``ops.arange(n)``, are the same in all replicas. One device would look up such an
+index only once, so the rows that the replicas have for the index are added to one row.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ class Terms:
             has each of them once; otherwise None.
         dense_shape: The shape of the variable to which the indices belong; None if the only term is
             the gradient itself.
-        is_merged: Whether the rows of each index are summed to one row, as on one device.
+        is_merged: Whether rows with the same index are summed to one row, as on one device.
     """
 
     added: Sequence[Any]
@@ -47,7 +49,10 @@ class Terms:
     is_merged: bool = False
 
     def gradient(self, sums: Sequence[Any]) -> Any:
-        """Returns the gradient, given its terms' sums; it has as many components as these sums."""
+        """Puts a gradient together from `sums`: for each term, its sum over the replicas.
+
+        If the sums have a component for each device, so has the gradient.
+        """
         if self.dense_shape is None:
             return merged(sums[0]) if self.is_merged else sums[0]
         held = list(map(components, sums))

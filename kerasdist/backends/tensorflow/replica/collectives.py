@@ -79,8 +79,9 @@ class Deferred:
 
     Attributes:
         call: The name of the call, for error messages.
-        given: What this replica adds to the sums: gradients, or changes of a variable. If they
-            count by the replica's weight, they are already multiplied by it.
+        given: What this replica adds to the sums: gradients, or changes of a variable. If the sum
+            is weighted by the replicas' fractions of the batch, they are already multiplied by this
+            replica's fraction.
         finish: A function that gets the sums over all replicas, and does the deferred step or
             assignment.
     """
@@ -176,7 +177,7 @@ class TensorFlowCollectives(Collectives):
         return _own(self._combine("merge_call", [given], merged))
 
     def mean_of_sum(self, total: Any, replicas: int) -> Any:
-        """Returns a value's mean over the replicas, given its sum; a float for an integer sum."""
+        """Converts a value's sum over the replicas to the mean; a mean of integers is a float."""
         return gradient_sums.divide(total, replicas)
 
     def all_sum(
@@ -282,7 +283,7 @@ class TensorFlowCollectives(Collectives):
     ) -> None:
         """Sums the gradients over the replicas, then updates every copy of the variables.
 
-        In `fit` each replica's gradients are first multiplied by the replica's weight.
+        In `fit` a replica's gradients are first multiplied by its fraction of the global batch.
         """
         known = keras_compat.optimized_variables(optimizer) if variables is None else variables
         replaced = self.replaced_by_gradients(gradients, known)
@@ -474,11 +475,13 @@ class TensorFlowCollectives(Collectives):
     def _gradients_of_sums(self, *upstream: tf.Tensor) -> list[tf.Tensor]:
         """Returns the gradients of sums over the replicas with respect to this replica's terms.
 
-        In a custom loop the global loss is the sum of the replicas' losses. In `fit` it is the mean
-        of these losses, weighted by the replicas' weights. So the gradient with respect to a sum is
-        the sum of the replicas' gradients with these weights. `apply_gradients` later multiplies
-        this replica's gradients by the replica's weight, so here the sum is divided by that weight.
-        If a loss was weighted before it was differentiated, `upstream` already has the weight.
+        In a custom loop the global loss is the sum of the replicas' losses. In `fit` it is a
+        weighted mean of these losses: a replica's weight is its fraction of the global batch's
+        rows. So the gradient with respect to a sum is the sum of the replicas' gradients, each
+        multiplied by its replica's weight. `apply_gradients` later multiplies this replica's
+        gradients by the replica's weight, so here the sum is divided by that weight. If a loss was
+        multiplied by the weight before it was differentiated, `upstream` already contains the
+        weight.
         """
         if self._local_batch is None:
             return self.all_sum(upstream)

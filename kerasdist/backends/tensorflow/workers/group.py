@@ -130,7 +130,7 @@ class Group:
         self._all_reduce = all_reduce
 
     def batches(self, adapter: Any, begin: Begin | None) -> tf.distribute.DistributedDataset:
-        """Returns a dataset of an adapter's batches; `begin` lets backups save its iterator."""
+        """Returns a dataset of an adapter's batches. `begin` lets backups save the iterator."""
         dataset = adapter.get_tf_dataset()
         if keras_compat.is_array_adapter(adapter):
             return self._iterated(untuned(dataset), begin)
@@ -254,7 +254,7 @@ class Group:
     def aggregate(
         self, variables: Sequence[keras.Variable], sums: Sequence[Any]
     ) -> list[tf.Tensor]:
-        """Returns the aggregated values of variables, given the sums of their components."""
+        """Converts sums of variables' components to the variables' values: their sums or means."""
         totals = [copies(total)[0] for total in sums]
         return [
             tf.cast(total / self._replicas, total.dtype) if one.aggregation == "mean" else total

@@ -52,7 +52,7 @@ class Part:
 
     @property
     def weight(self) -> float:
-        """This replica's weight in a sum over the replicas."""
+        """The factor for this replica's values in sums: in `fit` its fraction of rows, else 1."""
         return 1.0 if self.local_batch is None else self.local_batch.weight
 
 

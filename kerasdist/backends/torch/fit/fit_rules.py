@@ -8,7 +8,7 @@ replicas, by the variable's aggregation:
   replica 0 starts from the variable's value, and the other replicas start from zero;
 - ``"sum"`` with another synchronization: every replica starts from the variable's value, and the
   replicas' changes are added to that value;
-- ``"mean"``, of floats: the mean, weighted by the replicas' weights;
+- ``"mean"``, of floats: the mean, in which a replica counts by its number of rows;
 - otherwise: the first replica's value.
 
 The buffers of torch's own modules have no aggregation. A buffer of floats gets the weighted mean,
@@ -255,8 +255,8 @@ def combined(
                     own = own - target
                 values[key] = own if scope is scopes[0] else values.get(key, target) + own
             elif aggregation == "mean" and target.is_floating_point() and key not in equal:
-                # The replica's weight is divided by the weights of all replicas that assigned to
-                # the variable.
+                # `weight` is a replica's fraction of the rows. The mean is over the replicas that
+                # assigned to the variable, so the divisor is the sum of only their weights.
                 own = own * (scope.weight / sum(one.weight for one in scopes if key in one.written))
                 values[key] = values[key] + own if key in values else own
             else:

@@ -22,9 +22,10 @@ def weighted_sum(
     variables: Sequence[keras.Variable],
     home: torch.device,
 ) -> list[torch.Tensor | None]:
-    """Returns the weighted sum of each variable's gradients on the replicas of a process.
+    """Returns, for each variable, the weighted sum of the gradients on a process's replicas.
 
-    The gradients are added in the order of the replicas, on `home`, the variables' device.
+    `weights` has one factor for each replica: its fraction of the rows. The gradients are added in
+    the order of the replicas, on `home`, the variables' device.
     """
     is_sum = len(all_gradients) > 1
     totals: list[torch.Tensor | None] = [None] * len(all_gradients[0])

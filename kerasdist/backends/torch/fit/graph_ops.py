@@ -53,7 +53,7 @@ def all_sum(tensors: Sequence[torch.Tensor], replica: int) -> list[torch.Tensor]
     tags=_TAGS,
 )
 def _weighted_sum(tensors: Sequence[torch.Tensor], replica: int, of: str) -> list[torch.Tensor]:
-    """Returns the sums of the replicas' gradients, weighted as in `collectives.GlobalSum`."""
+    """Sums the replicas' gradients with the factors that `collectives.GlobalSum` describes."""
     own = replica_of(replica)
     weight = own.gradient_weight
     sums = own.exchange(own.label(f"gradient of {of}"), [one * weight for one in tensors])

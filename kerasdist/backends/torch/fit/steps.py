@@ -85,9 +85,9 @@ def of_all(group: Group, own: object, purpose: str) -> Any:
 
 
 def uses_no_update(model: keras.Model) -> bool:
-    """Returns whether a step does not depend on the updated weights after ``optimizer.apply``.
+    """Returns whether the code after ``optimizer.apply`` in a step works without the new weights.
 
-    This is so if only Keras's own code follows, which updates metrics that Keras itself defines.
+    It does if all of this code is Keras's own, and updates only metrics that Keras itself defines.
     """
     for metric in keras_compat.attached_metrics(model):
         if not getattr(metric, "built", True):  # not so in `fit`, which builds the metrics first
@@ -109,6 +109,6 @@ def shares_statistics(model: keras.Model) -> bool:
 
 
 def sums_of(model: keras.Model) -> Iterator[keras.Variable]:
-    """Yields the variables of a model's metrics that are sums over the replicas."""
+    """Yields those variables of a model's metrics whose values are summed over the replicas."""
     for metric in metrics_of(model):
         yield from (one for one in metric.variables if one.aggregation == "sum")

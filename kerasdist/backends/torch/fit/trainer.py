@@ -329,8 +329,9 @@ class TorchTrainer(ReplicatedTrainer):
     @property
     def _compiles_in_replicas(self) -> bool:
         """Whether calls of the model in a replica's step are compiled."""
-        # Compiled code reads the variables themselves. A replica does so only if it is the only one
-        # of its process, as in a job.
+        # Compiled code reads the variables themselves, not the copies that several replicas of a
+        # process read. So a replica runs compiled code only if it is alone in its process, as in a
+        # job.
         can_compile = self.replicas.job is not None and not self._gathers_weights
         return can_compile and keras_compat.uses_torch_compile(self.model)
 

@@ -145,7 +145,7 @@ class _Drawing:
         if torch.Tag.nondeterministic_seeded not in func.tags:
             return func(*args, **kwargs)
         name = str(func.overloadpacket)
-        if name == "aten.native_dropout":  # used on GPUs; in a trial it drops nothing
+        if name == "aten.native_dropout":  # dropout on GPUs, which in a trial drops nothing
             return args[0].clone(), torch.ones_like(args[0], dtype=torch.bool)
         if name == "aten.randperm":
             # One device would permute more rows than a replica does, so their results could not be

@@ -97,8 +97,8 @@ class TorchCollectives(Collectives):
         weight: The replica's weight: its fraction of the rows of the global batch.
         calls: How many collectives the replica has called in the current step.
         context: The replica's context in the step that has begun most recently.
-        gradient_weight: The weight by which the gradients of the replica's loss will be multiplied;
-            1 during the backward pass of a loss that was already multiplied by the weight.
+        gradient_weight: The factor by which the gradients of the replica's loss will be multiplied:
+            `weight`, or 1 during the backward pass of a loss that was already multiplied by it.
     """
 
     own_moments = staticmethod(batch_norm.moments)
@@ -229,7 +229,7 @@ class TorchCollectives(Collectives):
             self.scope.weights.release()
 
     def differentiated_loss(self, loss: torch.Tensor, *, is_weighted: bool) -> torch.Tensor:
-        """Returns the loss; marks it if it was already multiplied by the replica's weight."""
+        """Returns the loss, marked if it was already multiplied by the replica's weight."""
         loss = self._plain(loss)
         return WeightedLoss.apply(self, loss) if is_weighted else loss
 
@@ -354,7 +354,7 @@ class TorchCollectives(Collectives):
         return leaf.to(self.scope.device, copy=True) if isinstance(leaf, torch.Tensor) else leaf
 
     def label(self, name: str) -> str:
-        """Returns the name of a collective with its number in the step; replicas compare these."""
+        """Returns a text that replicas compare: a collective's name and its number in the step."""
         self.calls += 1
         return f"{name} number {self.calls}"
 
@@ -378,11 +378,11 @@ def collectives_here() -> TorchCollectives | None:
 
 
 class WeightedLoss(torch.autograd.Function):
-    """Marks a loss that was already multiplied by the replica's weight; returns it unchanged.
+    """Returns a loss unchanged, and marks it as already multiplied by the replica's weight.
 
-    In the backward pass of this loss all gradients have the weight already, so `GlobalSum` must not
-    apply it again. The mark belongs to one loss, because other losses of the same step may not have
-    been multiplied.
+    The weight is the replica's fraction of the rows of the global batch. In the backward pass of
+    this loss all gradients already contain this factor, so `GlobalSum` must not multiply by it
+    again. The mark belongs to one loss, because other losses of the same step may lack the factor.
     """
 
     @staticmethod
@@ -403,9 +403,9 @@ class WeightedLoss(torch.autograd.Function):
 class GlobalSum(torch.autograd.Function):
     """Computes ``outer * (sum over all replicas s of inner_s * x_s)`` on replica r.
 
-    Later the gradients of replica r are multiplied by its weight w_r, to match one device's
-    numbers. So in the backward pass a gradient from replica s counts ``w_s / w_r`` on replica r. If
-    all weights are equal, the backward pass is a plain all-sum.
+    Later the gradients of replica r are multiplied by w_r, the replica's fraction of the rows, to
+    match one device's numbers. So in the backward pass a gradient from replica s is multiplied by
+    ``w_s / w_r`` on replica r. If all fractions are equal, the backward pass is a plain all-sum.
     """
 
     @staticmethod
@@ -461,7 +461,7 @@ class GlobalGather(torch.autograd.Function):
 
 
 def check_summable(tensors: Sequence[torch.Tensor]) -> None:
-    """Refuses booleans, whose sum in torch is a logical or, and types that torch cannot add."""
+    """Refuses types that torch cannot add, and booleans, whose sum in torch is a logical or."""
     for tensor in tensors:
         name = str(tensor.dtype).removeprefix("torch.")
         checks.check_summable(name)

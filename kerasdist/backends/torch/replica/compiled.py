@@ -62,8 +62,9 @@ class CompiledCalls:
         if self._gave_up:
             return plain(*args, **kwargs)
         if any(variable.aggregation == "sum" for variable in model.non_trainable_variables):
-            # All replicas but the first must read zeros in place of the value of such a variable.
-            # Compiled code cannot do this, because it reads the variables themselves.
+            # In place of the value of such a variable, every replica except the first must read
+            # zeros. The replica's scope returns these zeros, but compiled code runs outside of the
+            # scope and would read the variable's value.
             self._give_up(model, "one of its layers counts in a variable with aggregation='sum'")
             return plain(*args, **kwargs)
         scope, before = collectives.scope, collectives.calls

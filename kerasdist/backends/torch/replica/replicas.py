@@ -94,7 +94,7 @@ class TorchReplicaSet(ReplicaSet):
         *,
         trainer_class: type[Any],
     ) -> None:
-        """Makes the replica set. All workers of a job must do this, after `connect`."""
+        """Makes the replica set. All workers of a job must make theirs, after `connect`."""
         if job is not None and len(devices) != 1:
             raise UnsupportedError(
                 "Expected one device a worker on PyTorch, where a process computes on one. "

@@ -304,9 +304,10 @@ class ThreadSettings:
 
 
 def _mode_of_thread(mode: Any) -> AbstractContextManager[Any]:
-    """Returns the mode for a replica's thread, given a mode of the thread that runs the step.
+    """Converts a torch mode of the thread that runs the step to the mode for a replica's thread.
 
-    A ``torch.device`` mode loses its device's number, so that it means the replica's own GPU.
+    From a ``torch.device`` mode the number of the device is left out, so that ``"cuda:0"`` becomes
+    the replica's own GPU. Other modes stay as they are.
     """
     device = getattr(mode, "device", None)
     if isinstance(device, torch.device) and type(mode).__module__.startswith("torch."):

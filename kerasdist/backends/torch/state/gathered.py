@@ -156,8 +156,8 @@ class GatheredWeights(ShardedWeights):
         self._newest: WeightGroup | None = None
         self._leaves: VariableTable[Leaf] = VariableTable()
         self._gathered: dict[WeightGroup, list[Leaf]] = {}
-        # By group: a gather that was started ahead, before a layer used the group. There is at most
-        # one.
+        # The group that is being gathered before a layer uses it, and its gather. There is at most
+        # one such group.
         self._ahead: dict[WeightGroup, tuple[Waitable, torch.Tensor]] = {}
         self._by_address: dict[int, Leaf] = {}
         self._used: WeightGroup | None = None

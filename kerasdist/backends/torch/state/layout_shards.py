@@ -106,7 +106,7 @@ class LayoutShard(Shard):
 
     @torch.no_grad()
     def gather_inside(self, part: torch.Tensor) -> torch.Tensor:
-        """Returns the full value, joined from parts. All workers of a replica must call it."""
+        """Joins the parts to the full value. All workers of a replica must call this method."""
         return _joined(part, self.inner, self.row)
 
     @torch.no_grad()

@@ -203,7 +203,7 @@ def shard_of(variable: keras.Variable) -> Shard | None:
 
 
 def read(variable: keras.Variable) -> torch.Tensor:
-    """Returns a variable's whole value. If the variable is sharded, all workers must call this."""
+    """Returns a variable's whole value. If it is sharded, all workers must call this function."""
     stored, shard = keras_compat.stored_value(variable), _shards.get(variable)
     if shard is None:
         return stored
@@ -233,10 +233,10 @@ def shard_without_values(
 
 @torch.no_grad()
 def draw_all() -> None:
-    """Draws values, on the chief, for variables that have none yet. All workers must call it.
+    """Draws values, on the chief, for variables that have none yet.
 
-    All shards are allocated before the first full value is made, so that full values leave no gaps
-    in memory when they are freed.
+    All workers must call this function. All shards are allocated before the first full value is
+    made, so that full values leave no gaps in memory when they are freed.
     """
     if not _undrawn:
         return

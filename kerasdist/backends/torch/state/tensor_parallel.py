@@ -9,8 +9,8 @@ computes losses and metrics, or a step assigns it to a variable.
 
 DTensor has no rule for some operators, and no useful rule for convolutions. So a dispatch mode
 intercepts each operator before DTensor does. If DTensor has no rule, each worker computes the
-operator from full values, which gives the right result for any operator. The first time
-that a worker does so, a warning names the operator.
+operator from full values, which gives the right result for any operator. When a worker computes
+from full values for the first time, a warning names the operator.
 """
 
 from __future__ import annotations

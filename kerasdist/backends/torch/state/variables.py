@@ -83,8 +83,8 @@ class Rules(abc.ABC):
         kept: Keeps the state of users' Python objects separately for each replica; None if the
             replicas may share this state.
         compiled: Calls a model in compiled form; None if models run uncompiled.
-        ends_with_update: Whether no code of a step after ``optimizer.apply`` depends on the update,
-            so that a replica need not wait there for the others.
+        ends_with_update: Whether the code that follows ``optimizer.apply`` in a step works without
+            the new weights. If so, ``optimizer.apply`` does not wait for the other replicas.
         takes_turns: Whether the replicas of a process wait for each other in the middle of a step,
             so that they need threads.
     """
@@ -108,8 +108,8 @@ class Rules(abc.ABC):
     ) -> torch.Tensor | None:
         """Returns the replica's own value of a variable, None if all replicas share one value.
 
-        In `fit` this method is called only for variables that are sums over the replicas, or that
-        have no value yet.
+        In `fit` this method is called only for variables with the aggregation "sum", or for
+        variables that have no value yet.
         """
 
     def assign_together(
@@ -239,9 +239,10 @@ class ReplicaScope(keras.StatelessScope):
         (self.written_equal.add if self.writes_equal else self.written_equal.discard)(id(variable))
 
     def write_back(self) -> None:
-        """Writes the assigned values into the variables, except into sums over the replicas.
+        """Writes into the variables the values that this replica has assigned to them.
 
-        Only a replica that is alone in its process may call this.
+        Leaves out variables with the aggregation "sum", which are written when the step ends. Only
+        a replica that is alone in its process may call this method.
         """
         if self.written:
             self.refresh(self.rules.commit([self], sums=False))

@@ -108,7 +108,7 @@ class ShardedBucket:
         self._parts: Sequence[torch.Tensor] = ()
 
     def put(self, place: int, gradient: torch.Tensor | None, weight: float) -> torch.Tensor | None:
-        """Stores a gradient, multiplied by `weight`, in the bucket; returns no view of it."""
+        """Stores a gradient, multiplied by `weight`, in the bucket. The result is always None."""
         if self._numbers is None:
             self._numbers = self._like.new_zeros(self._group.size, sum(self._lengths))
         if gradient is not None:

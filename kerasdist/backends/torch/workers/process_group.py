@@ -313,10 +313,10 @@ class ProcessGroup(Group):
             self.gradients_travel_as = str(self._compressed).removeprefix("torch.")
 
     def within_host(self, workers: int) -> ProcessGroup:
-        """Returns the group of this machine's workers. All workers of the job must call it.
+        """Returns the group of this machine's workers.
 
-        Each machine has `workers` workers. After a reduce-scatter in this group, its result is
-        summed over the machines.
+        All workers of the job must call this method. Each machine has `workers` workers. After a
+        reduce-scatter in this group, its result is summed over the machines.
         """
         inside, inside.between = self.in_grid(workers)
         return inside
@@ -324,7 +324,7 @@ class ProcessGroup(Group):
     def in_grid(self, columns: int) -> tuple[ProcessGroup, ProcessGroup]:
         """Arranges the workers in rows; returns the groups of this worker's row and of its column.
 
-        All workers of the job must call it.
+        All workers of the job must call this method.
         """
         first, place = self.rank - self.rank % columns, self.rank % columns
         row = self._of_ranks(range(first, first + columns), "the workers of a row")

@@ -58,11 +58,11 @@ class GradientReducer:
         self._model = model
         self._sum = gradient_sum
         self._sums = sums
-        # The variables of `sums` that a step writes only before its last gradient. The first step
-        # shows which these are.
+        # The variables of `sums` that have their final values before the backward pass completes
+        # the step's last gradient. The first step shows which these are.
         self._early: list[keras.Variable] = []
-        # By variable id: the values of metrics that the first step wrote before its last gradient.
-        # None in all other steps.
+        # Used only in the first step, and otherwise None: by variable id, the values that variables
+        # of `sums` had when the last gradient was complete.
         self._seen: dict[int, torch.Tensor] | None = None
         self._buckets: HookedBuckets | None = None
         # The ids of parameters without a gradient on any worker; None before the first step.
@@ -124,8 +124,8 @@ class GradientReducer:
     def end(self, scope: ReplicaScope) -> dict[int, torch.Tensor]:
         """Ends a step; returns the sums of metrics that came with its gradients, by variable id.
 
-        All workers must call this method: after the first step it exchanges messages, by which the
-        workers agree on which metrics to send with the gradients of later steps.
+        All workers must call this method. After the first step the workers exchange messages here,
+        to agree on which metrics they will send with the gradients of later steps.
         """
         seen, self._seen = self._seen, None
         if seen is not None and self._sums:

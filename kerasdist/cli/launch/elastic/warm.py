@@ -8,8 +8,8 @@ forked, its supervisor starts a new process instead.
 
 Environment variables that frameworks read when they are imported must have the same values in the
 warm process and in the worker. So a worker is forked only if its environment equals the environment
-of the warm process, except for the job's own variables. If a script later sets a variable that the
-imports have already read, Python is started anew in place of the forked process.
+of the warm process, except for the job's own variables. If a script later sets an environment
+variable that the imports have already read, Python is started anew in place of the forked process.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ def _become_worker(order: Order, files: Sequence[int], before: Environment) -> N
 
 
 def _start_anew_if_set(command: list[str], imported: Collection[str]) -> None:
-    """Starts Python anew if the script sets a variable that the imports have already read."""
+    """Starts Python anew once the script sets an environment variable that imports have read."""
 
     def look(event: str, arguments: tuple[bytes, ...]) -> None:
         if event not in ("os.putenv", "os.unsetenv") or not arguments[0].startswith(_READ):
@@ -197,8 +197,8 @@ def _start_anew_if_set(command: list[str], imported: Collection[str]) -> None:
         frame = None if frame is None else frame.f_back
         while frame is not None and _package(frame) in sys.stdlib_module_names:
             frame = frame.f_back
-        # Python starts anew only if the script itself sets the variable. A framework that sets a
-        # variable after its import would do the same in a process that was not forked.
+        # Python starts anew only if the script itself sets the environment variable. If a framework
+        # sets it after its import, a process that was not forked would do the same.
         if frame is not None and _package(frame) not in imported:
             os.execv(command[0], command)
 
