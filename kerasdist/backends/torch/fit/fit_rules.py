@@ -38,9 +38,10 @@ from kerasdist.backends.torch.workers.process_group import Group
 from kerasdist.backends.torch.workers.reducer import GradientReducer
 from kerasdist.errors import UnsupportedError
 
-# A step runs on one core if its number of weights times its number of positions (rows times pixels
-# or tokens) is smaller than this. Such a step takes at most about 10 ms.
-MOST_ON_ONE_CORE = 1 << 27
+# The most work of a step that runs on one core, times the number of cores. The work is the number
+# of the model's parameters times that of the batch's positions (rows times pixels or tokens). On two
+# cores, such a step takes about 80 ms at most; on 16 cores, about 10 ms.
+MOST_ON_ONE_CORE = 1 << 31
 
 
 @final
@@ -104,8 +105,9 @@ class FitRules(Rules):
         """Returns whether a step is so short that replicas in threads compute on one core each.
 
         On several cores, an OpenMP thread of one replica would spin on a core that the next
-        replica's thread needs. The answer depends on shapes, not on measured times. So a repeated
-        run uses equally many cores, and adds numbers in the same order.
+        replica's thread needs. The answer depends on shapes and the number of cores, not on
+        measured times. So a repeated run uses equally many cores, and adds numbers in the same
+        order.
         """
         # Compiled code has a fixed number of threads, and a job's only replica waits for no thread.
         if self.compiled is not None or self._group.size > 1:
@@ -115,7 +117,7 @@ class FitRules(Rules):
             if isinstance(leaf, torch.Tensor):
                 sizes = leaf.shape[:-1] if leaf.is_floating_point() else leaf.shape
                 positions = max(positions, math.prod(sizes))
-        return self._parameters * positions < MOST_ON_ONE_CORE
+        return self._parameters * positions * torch.get_num_threads() < MOST_ON_ONE_CORE
 
     def own_value(
         self, scope: ReplicaScope, variable: keras.Variable, source: torch.Tensor | None
