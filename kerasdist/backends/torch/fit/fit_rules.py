@@ -39,8 +39,8 @@ from kerasdist.backends.torch.workers.reducer import GradientReducer
 from kerasdist.errors import UnsupportedError
 
 # The most work of a step that runs on one core, times the number of cores. The work is the number
-# of the model's parameters times that of the batch's positions (rows times pixels or tokens). On two
-# cores, such a step takes about 80 ms at most; on 16 cores, about 10 ms.
+# of the model's parameters times that of the batch's positions (rows times pixels or tokens). On
+# two cores, such a step takes about 80 ms at most; on 16 cores, about 10 ms.
 MOST_ON_ONE_CORE = 1 << 31
 
 
