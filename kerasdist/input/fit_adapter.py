@@ -110,8 +110,8 @@ def _examples(source: Any) -> Iterator[tuple[Any, ...]]:
 class WrappedAdapter(keras_compat.DataAdapter):
     """A base class of adapters that wrap an inner adapter, and have the inner one's properties.
 
-    A subclass overrides `begun` to change the batches. Only the batches of `get_tf_dataset`, which
-    a graph reads, do not come from `begun`.
+    A subclass overrides `begun`, which yields the batches, to change them. `get_tf_dataset` does
+    not call `begun`, because a graph reads its batches.
     """
 
     # kerasdist itself places batches on devices. Without this attribute, Keras 3.12 on JAX would

@@ -284,7 +284,7 @@ class Meter(keras.callbacks.Callback):
 
 
 def _grouped(seconds: Any, steps: Any, group: int) -> list[float]:
-    """Returns the seconds per step, averaged over groups of calls with about `group` steps.
+    """Returns the seconds per step of groups of calls; a group has about `group` steps.
 
     If the last group has fewer than `group` steps, it is joined to the group before.
     """

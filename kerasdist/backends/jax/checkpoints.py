@@ -21,8 +21,8 @@ from kerasdist.errors import UnsupportedError
 from kerasdist.job.job import Job
 from kerasdist.keras_compat import ops
 
-# In the folder of one step, Keras's OrbaxCheckpoint keeps the arrays in the first of these folders,
-# and Orbax's CheckpointManager in the second.
+# The folders in which the folder of a step has the arrays: the first is that of Keras's
+# OrbaxCheckpoint, the second that of Orbax's CheckpointManager.
 _INNER = ("pytree", "default")
 # How many bytes of a checkpoint are read at a time. If a checkpoint has more than 16 times as many,
 # it is read in about 16 parts. Memory must hold a part in addition to the variables' values.

@@ -298,8 +298,8 @@ def _(lab, s):
 @behaviour(
     "An argument of `run` may be a different object for each replica, such as a seed generator",
     jax=(
-        "kerasdist refuses this, because on JAX all replicas run one program with one and the same"
-        " object."
+        "kerasdist refuses different objects: on JAX all replicas run one program, which has the"
+        " same object for all."
     ),
 )
 def _(lab, s):

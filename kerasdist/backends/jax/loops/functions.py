@@ -394,9 +394,10 @@ class Executable:
         return self.place is not None and not components.diverged(variables) <= {*self.held}
 
     def extended(self, scope: scopes.ProgramScope | None) -> Executable:
-        """Returns an executable that also has the variables, or the mesh, that a trace found.
+        """Returns an executable for the same program with more variables, or with a mesh.
 
-        `scope` is the scope of that trace; None if the program is only outdated (`is_outdated`).
+        `scope` is the scope of a trace, in which the program has read further variables, or
+        variables on a mesh; None if the program is only outdated (`is_outdated`).
         """
         known = self.variables()
         consumed = dict(list(known.items())[: self._consumed])

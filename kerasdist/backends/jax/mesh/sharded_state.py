@@ -245,9 +245,9 @@ def _show(original: Callable[[Any], str], variable: keras.Variable) -> str:
 
 
 def _read(original: Callable[[Any], Any], variable: keras.Variable) -> Any:
-    """Reads a variable; outside of programs, gathers its shards.
+    """Reads a variable. Outside of compiled programs, gathers its shards at once.
 
-    In a step, the read of a weight makes the step gather the weight's shards.
+    While a step is traced, adds the gathering of the variable's shards to the program instead.
     """
     value = original(variable)
     if is_traced(value):

@@ -137,7 +137,7 @@ def _gradient(
             return gradient
         # A gradient with respect to an input, as in a gradient penalty, has one row per example.
         # `factor` cancels the replica's weight, by which only the gradients of variables are
-        # multiplied later. So here the factor is removed.
+        # multiplied later. So a gradient of an input is divided by `factor` again.
         return on_values(
             lambda values: tf.math.divide_no_nan(values, tf.cast(factor, values.dtype)), gradient
         )

@@ -35,8 +35,8 @@ class AllReduce:
     """Sums values over the lanes of all workers.
 
     Attributes:
-        devices: The names of this process's lanes: of all its devices, or of only one device if the
-            devices share memory.
+        devices: The names of this process's lanes, the devices that take part in a sum: all devices
+            of the process, or only one if they share memory.
     """
 
     def __init__(

@@ -130,7 +130,10 @@ class Group:
         self._all_reduce = all_reduce
 
     def batches(self, adapter: Any, begin: Begin | None) -> tf.distribute.DistributedDataset:
-        """Returns a dataset of an adapter's batches. `begin` lets backups save the iterator."""
+        """Returns a dataset of an adapter's batches.
+
+        `begin` makes the dataset's iterator, so that a backup can save it; None without backups.
+        """
         dataset = adapter.get_tf_dataset()
         if keras_compat.is_array_adapter(adapter):
             return self._iterated(untuned(dataset), begin)

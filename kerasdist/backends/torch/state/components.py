@@ -39,8 +39,8 @@ from kerasdist.core import ownership
 from kerasdist.core.context import current
 from kerasdist.core.ownership import VariableTable
 
-# The components of a variable on the replicas of this process, and the version of the variable's
-# own value when the components were stored. When that value changes, the components become invalid.
+# The components of a variable on the replicas of this process. The version tells whether the tensor
+# that Keras's variable holds has changed since: then the components are invalid.
 Kept = tuple[tuple[torch.Tensor, ...], Version]
 
 

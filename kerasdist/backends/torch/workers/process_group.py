@@ -490,7 +490,8 @@ class ProcessGroup(Group):
     ) -> torch.Tensor:
         """Returns the sizes of the tensors along an axis, one row per worker.
 
-        Refuses tensors that differ between the workers in another size or in their type.
+        Refuses tensors that differ between the workers in their type, or in a size along any other
+        axis.
         """
         own = torch.tensor([_header(tensor) for tensor in tensors], dtype=torch.int64)
         # Gloo sends the headers, also for tensors on GPUs, because the host needs the shapes.
