@@ -86,7 +86,7 @@ def difference(one: Sequence[float], other: Sequence[float]) -> float:
 
 
 def rounding_of(dtype: str) -> float:
-    """Returns the largest relative difference that rounding explains in a type; 0 for integers."""
+    """Returns by how much rounding alone may change values of a dtype, relative to their size."""
     return _ROUNDING.get(dtype, 0.0)
 
 

@@ -113,9 +113,9 @@ class Choice:
     Attributes:
         numbers: The numbers of these GPUs among the GPUs that the process sees, in order; None for
             all.
-        peers: The ranks of all workers on this machine that have reported no GPUs before the
-            framework starts, including this worker. `own_part` divides GPUs among these workers if
-            the framework finds some. Empty if this worker has found GPUs or has not looked for any.
+        peers: If this worker looked for GPUs before the framework started and found none: the ranks
+            of this worker and of all others on this machine that found none either; otherwise
+            empty. If the framework finds GPUs, `own_part` divides them among these workers.
     """
 
     numbers: list[int] | None

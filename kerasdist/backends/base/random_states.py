@@ -1,8 +1,8 @@
 """The states of this process's random generators that shuffle data and make seeds.
 
 The generators are those of Python, NumPy and Keras, and PyTorch's if the script imports PyTorch.
-PyTorch's generator counts on every backend, because a ``DataLoader`` shuffles data by it. This
-module does not import PyTorch, but looks for it among the modules that are already imported.
+PyTorch's generator is included on every backend, because a ``DataLoader`` shuffles data with it.
+This module does not import PyTorch, but looks for it among the modules that are already imported.
 """
 
 from __future__ import annotations

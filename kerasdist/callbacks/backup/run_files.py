@@ -43,8 +43,9 @@ _ENDED: Counter[Path] = Counter()
 _UNUSABLE = (BackupError, KeyError, OSError, TypeError, ValueError)
 
 # A file of this name is written when a call of `fit` has ended and the script still runs. The file
-# contains the name of the run of `kerasdist run`. The last backup stays until the script ends: if
-# the script is restarted, the same call of `fit` restores this backup and has no epoch to train.
+# contains the name that `kerasdist run` has given to the job. The last backup stays until the
+# script ends: if the script is restarted, the same call of `fit` restores this backup and has no
+# epoch to train.
 _MARK = "finished"
 
 

@@ -36,7 +36,8 @@ class Slot:
         share: The worker's part of the machine's GPUs and cores: the number of the part, and how
             many parts there are. None means part `local_rank` of `local_workers`. A share is
             given if slots of the machine may be left out: the other workers then keep their parts.
-        machine: The name of the machine if it has joined the job; otherwise empty.
+        machine: The name of a machine that has joined the running job (`kerasdist join`). Empty for
+            a machine on which the launcher itself started workers.
         connection: The connection to a machine that has joined, by which the launcher starts the
             worker.
     """

@@ -397,7 +397,7 @@ class ThisProcess:
             os.kill(os.getpid(), number)
 
     def kill(self) -> None:
-        """Records that this process ends. When all other workers have ended, `Ranks` ends it."""
+        """Records that this process is to end; `Ranks` ends it after all other workers."""
         self.told_to_stop = self._killed = True
         self.end(128 + signal.SIGKILL)
 

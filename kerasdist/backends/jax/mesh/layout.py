@@ -39,8 +39,8 @@ _MUCH = 0.9
 WHOLE = PartitionSpec()
 
 # For each weight: the axis that the layout map of the model's class shards over the mesh axis
-# "batch", and a text that names the map's entry. Both are stored when the weight is made, because
-# other classes may add their maps later.
+# "batch", and a text that names the map's entry. Both are stored when the weight is made. Maps of
+# other models' classes that come later so have no effect on this weight.
 _own_axes: VariableTable[tuple[int | None, str]] = VariableTable()
 
 

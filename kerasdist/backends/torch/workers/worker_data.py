@@ -65,7 +65,7 @@ def _on_host(batches: Iterator[Any]) -> Iterator[Any]:
 
 @final
 class WholeBatchesAdapter(WrappedAdapter):
-    """Yields every batch of a source, and records batches, by which workers compare their data."""
+    """Yields every batch of a source. Records batches, so that workers can compare their data."""
 
     def __init__(self, inner: Any, first_batches: FirstBatches) -> None:
         super().__init__(inner)
