@@ -109,9 +109,6 @@ class FitRules(Rules):
         measured times. So a repeated run uses equally many cores, and adds numbers in the same
         order.
         """
-        # Compiled code has a fixed number of threads, and a job's only replica waits for no thread.
-        if self.compiled is not None or self._group.size > 1:
-            return False
         positions = 0  # rows times pixels or tokens
         for leaf in keras.tree.flatten(batch):
             if isinstance(leaf, torch.Tensor):

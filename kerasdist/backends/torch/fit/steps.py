@@ -10,7 +10,6 @@ import keras
 import torch
 
 from kerasdist import config, keras_compat
-from kerasdist.backends.base.model_trainer import require_trainer
 from kerasdist.backends.torch.replica.placing import Version
 from kerasdist.backends.torch.workers.process_group import Group
 from kerasdist.core.structures import flatten, map_leaves
@@ -98,14 +97,6 @@ def uses_no_update(model: keras.Model) -> bool:
         if kind is keras.metrics.MeanMetricWrapper or not keras_compat.is_builtin(kind):
             return False  # the metric is the user's, or calls a function that may be the user's
     return keras_compat.applies_directly(model.optimizer)
-
-
-def shares_statistics(model: keras.Model) -> bool:
-    """Returns whether the replicas compute statistics of BatchNormalization together in `fit`."""
-    is_own = require_trainer(model).strategy.options.batch_norm == "per_replica"
-    return not is_own and keras.layers.BatchNormalization in map(
-        type, keras_compat.flat_layers(model)
-    )
 
 
 def sums_of(model: keras.Model) -> Iterator[keras.Variable]:

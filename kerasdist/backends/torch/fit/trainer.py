@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, final
 
+import keras
 import torch
 
 from kerasdist import config, keras_compat
@@ -19,7 +20,6 @@ from kerasdist.backends.torch.fit.steps import (
     layers_with_buffers,
     of_all,
     require_unchanged,
-    shares_statistics,
     sums_of,
     uses_no_update,
     versions_of,
@@ -144,7 +144,11 @@ class TorchTrainer(ReplicatedTrainer):
         reports_itself = not self.note_overrides()
         if trains:
             rules.ends_with_update = not reports_itself and uses_no_update(model)
-            rules.takes_turns = not rules.ends_with_update or shares_statistics(model)
+            kinds = map(type, keras_compat.flat_layers(model))
+            rules.takes_turns = not rules.ends_with_update or (
+                self.strategy.options.batch_norm != "per_replica"
+                and keras.layers.BatchNormalization in kinds
+            )
         is_worker = replicas.job is not None
         with_buffers = layers_with_buffers(model)
         finds_rows = trains and config.most_examples_at_once() == "auto"

@@ -284,11 +284,8 @@ class TorchCollectives(Collectives):
         """Sums the gradients of a value that all replicas share, weighted as in `GlobalSum`."""
         weight = self.gradient_weight
         label = f"gradient of {label}"
-        if torch.is_grad_enabled():
-            [total] = GlobalSum.apply(self, label, 1.0 / weight, weight, gradient)
-            return total
-        [total] = self.exchange(label, [gradient * weight])
-        return total / weight
+        [total] = GlobalSum.apply(self, label, 1.0 / weight, weight, gradient)
+        return total
 
     def exchange(self, label: str, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Returns the sums of the replicas' tensors. This replica may change its sums in place."""

@@ -331,7 +331,8 @@ class LocalReplicas:
         if makes_generator:
             first_draw = FirstDraw(self._weights)
             keras_compat.set_global_seed_generator(first_draw)
-        on_one_core, cores = rules.is_short(parts[0].argument), torch.get_num_threads()
+        cores, on_cpu = torch.get_num_threads(), scopes[0].device.type == "cpu"
+        on_one_core = threads is not None and on_cpu and rules.is_short(parts[0].argument)
         if on_one_core and rules.takes_turns:
             torch.set_num_threads(1)
         try:
