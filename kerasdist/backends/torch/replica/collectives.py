@@ -284,7 +284,9 @@ class TorchCollectives(Collectives):
         """Sums the gradients of a value that all replicas share, weighted as in `GlobalSum`."""
         weight = self.gradient_weight
         label = f"gradient of {label}"
-        [total] = GlobalSum.apply(self, label, 1.0 / weight, weight, gradient)
+        # Without a second derivative, the sum needs no autograd function.
+        sums = GlobalSum.apply if torch.is_grad_enabled() else scaled_sums
+        [total] = sums(self, label, 1.0 / weight, weight, gradient)
         return total
 
     def exchange(self, label: str, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -397,6 +399,15 @@ class WeightedLoss(torch.autograd.Function):
         return None, *gradients
 
 
+def scaled_sums(
+    replica: TorchCollectives, label: str, outer: float, inner: float, *tensors: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
+    """Returns ``outer * (sum over all replicas s of inner_s * x_s)`` for each tensor x."""
+    scaled = tensors if inner == 1.0 else internals.MULTIPLY_EACH.value(tensors, inner)
+    sums = replica.exchange(label, scaled)
+    return tuple(sums if outer == 1.0 else internals.MULTIPLY_EACH.value(sums, outer))
+
+
 class GlobalSum(torch.autograd.Function):
     """Computes ``outer * (sum over all replicas s of inner_s * x_s)`` on replica r.
 
@@ -419,9 +430,7 @@ class GlobalSum(torch.autograd.Function):
         # replica for it.
         ctx.replica, ctx.label, ctx.outer, ctx.inner = replica, label, outer, inner
         replica.scope.sums_in_backward |= any(ctx.needs_input_grad)
-        scaled = tensors if inner == 1.0 else internals.MULTIPLY_EACH.value(tensors, inner)
-        sums = replica.exchange(label, scaled)
-        return tuple(sums if outer == 1.0 else internals.MULTIPLY_EACH.value(sums, outer))
+        return scaled_sums(replica, label, outer, inner, *tensors)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
