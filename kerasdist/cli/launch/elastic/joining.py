@@ -20,6 +20,7 @@ import socket
 import subprocess
 import sys
 import threading
+from collections import defaultdict
 from collections.abc import Mapping
 from typing import final
 
@@ -67,7 +68,7 @@ class Seats:
         self._screen = screen
         self._gate = handshake.Gate(proof, 1, "[kerasdist]")
         self._waiting: dict[Slot, socket.socket] = {}
-        self._machines: set[str] = set()
+        self._offered = defaultdict[str, set[int]](set)
         self._lock = threading.Lock()
         loop = asyncio.new_event_loop()
         self._listening = asyncio.run_coroutine_threadsafe(self._listen(), loop)
@@ -76,11 +77,15 @@ class Seats:
         screen.say(f"other machines join by: kerasdist join {address}")
 
     def waiting(self) -> list[Slot]:
-        """Returns the seats on which a worker can be started."""
+        """Returns the seats on which a worker can be started.
+
+        A machine opens its seats one by one. Before it has opened all of them, none is returned.
+        """
         with self._lock:
             for slot in [one for one, held in self._waiting.items() if not _is_open(held)]:
                 self._waiting.pop(slot).close()
-            return list(self._waiting)
+            offered = self._offered
+            return [one for one in self._waiting if len(offered[one.machine]) == one.local_workers]
 
     def take(self, slot: Slot) -> socket.socket:
         """Removes a seat from the waiting seats, and returns the seat's connection."""
@@ -124,13 +129,14 @@ class Seats:
         # machine reports the end of its previous worker, and the launcher looks for waiting seats.
         with self._lock:
             self._waiting[Slot(host, 0, number, count, machine=machine)] = connection
+            offered = self._offered[machine]
+            is_new = number not in offered
+            offered.add(number)
             writer.write(protocol.packed({"type": "seated"}))
             writer.close()
             # asyncio has made this socket non-blocking for the writer, which is closed now.
             connection.setblocking(True)
-            is_new = machine not in self._machines
-            self._machines.add(machine)
-        if is_new:
+        if is_new and len(offered) == count:
             said = f"{host} has joined with {plural(count, 'worker')}"
             self._screen.say(f"{said}, which the job adds at its next backup, if the job has room")
 

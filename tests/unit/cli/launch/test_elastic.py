@@ -7,11 +7,13 @@ import pytest
 
 from kerasdist.cli.launch import start
 from kerasdist.cli.launch.elastic import slots
+from kerasdist.cli.launch.elastic.joining import Machine
 from kerasdist.cli.launch.elastic.slots import Slots
 from kerasdist.cli.launch.placement import Slot
 from kerasdist.cli.launch.spec import AttemptResult, JobSpec, WorkerExit
 from kerasdist.cli.launch.worker import Screen, Waiting
 from kerasdist.errors import ClusterError
+from kerasdist.job.handshake import SECRET
 from kerasdist.job.interruption import ExitCode
 
 LOST = ExitCode.LOST_WORKER
@@ -151,6 +153,26 @@ def test_too_few_hosts(monkeypatch):
         job.choose()
     job.now, job.down = 0.0, {"c"}
     assert len(job.choose()) == 2
+
+
+def test_a_machine_joins_with_all_its_workers_at_once(monkeypatch, capsys):
+    monkeypatch.setenv(SECRET, "of this test")
+    job = Job(monkeypatch, workers=3, min_workers=1, join_port=0)
+    assert len(job.choose()) == 1
+    port = capsys.readouterr().err.strip().rpartition(":")[2]
+    machine = Machine("127.0.0.1", int(port), 2)
+    with machine._seated(0):
+        job.back_up()
+        assert not job.waiting()
+        with machine._seated(1):
+            job.back_up()
+            assert job.waiting()
+            assert "joined with 2 workers" in capsys.readouterr().err
+            taken = job.slots.choose()
+            assert len(taken) == 3
+            for slot in taken[1:]:
+                slot.connection.close()
+            job.slots.end(0)
 
 
 def test_what_is_no_range():
