@@ -56,15 +56,13 @@ class Bucket:
         self.missing = len(self.gradients)
         self.work: Waitable | None = None
 
-    def put(self, place: int, gradient: torch.Tensor | None, weight: float) -> torch.Tensor | None:
-        """Stores a gradient, multiplied by `weight`, in the bucket; returns the stored product."""
-        kept = self.gradients[place]
+    def put(self, place: int, gradient: torch.Tensor | None, weight: float) -> None:
+        """Stores a gradient, multiplied by `weight`, in the bucket."""
         if gradient is None:
-            kept.zero_()
+            self.gradients[place].zero_()
         else:
-            torch.mul(gradient, weight, out=kept)
+            torch.mul(gradient, weight, out=self.gradients[place])
         self.missing -= 1
-        return kept
 
     def start(self) -> None:
         """Starts the sum over the workers."""
@@ -107,8 +105,8 @@ class ShardedBucket:
         self._sum: ReduceScatter | None = None
         self._parts: Sequence[torch.Tensor] = ()
 
-    def put(self, place: int, gradient: torch.Tensor | None, weight: float) -> torch.Tensor | None:
-        """Stores a gradient, multiplied by `weight`, in the bucket. The result is always None."""
+    def put(self, place: int, gradient: torch.Tensor | None, weight: float) -> None:
+        """Stores a gradient, multiplied by `weight`, in the bucket."""
         if self._numbers is None:
             self._numbers = self._like.new_zeros(self._group.size, sum(self._lengths))
         if gradient is not None:
@@ -116,7 +114,6 @@ class ShardedBucket:
             flat = padded(gradient.detach().reshape(-1), column.numel())
             torch.mul(flat.view(column.shape), weight, out=column)
         self.missing -= 1
-        return None
 
     def start(self) -> None:
         """Starts the sum over the workers."""
@@ -207,16 +204,12 @@ class Buckets:
             bucket.clear()
 
     @torch.no_grad()
-    def put(self, index: int, gradient: torch.Tensor | None, weight: float) -> torch.Tensor | None:
-        """Stores a gradient, multiplied by `weight`, in the gradient's bucket.
-
-        Returns the product, which is a view of the bucket. Returns None if the worker will get only
-        a shard of the gradient's sum.
-        """
+    def put(self, index: int, gradient: torch.Tensor | None, weight: float) -> None:
+        """Stores a gradient, multiplied by `weight`, in the gradient's bucket."""
         bucket, place = self._places[index]
         self._arrived.add(index)
         # The gradient of a torch embedding may be sparse, but the bucket is dense.
-        return bucket.put(place, None if gradient is None else gradient.to_dense(), weight)
+        bucket.put(place, None if gradient is None else gradient.to_dense(), weight)
 
     def start_full(self) -> None:
         """Starts the sums of full buckets, but not the last bucket's, which `start_last` starts."""

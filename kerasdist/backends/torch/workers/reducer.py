@@ -238,15 +238,11 @@ class HookedBuckets(Buckets):
             internals.CALL_AFTER_BACKWARD.value(
                 lambda: setattr(weights, "are_differentiated", True)
             )
-        # The gradient is copied into its bucket, and torch's own gradient is freed: below, the
-        # parameter's `grad` becomes None, or the gradient's view in the bucket.
         gradient = parameter.grad
         if weights is not None and gradient is not None:
             gradient = weights.own_gradient(gradient, self._variables[index])
-        kept = self.put(index, gradient, self._weight)
-        # `grad` becomes None if the classes differ, because torch refuses a plain tensor as the
-        # gradient of a DTensor. A `torch.nn.Parameter`, too, is of another class than its gradient.
-        parameter.grad = kept if type(parameter) is type(gradient) else None
+        self.put(index, gradient, self._weight)
+        parameter.grad = None  # frees torch's gradient, because the bucket has a copy
         if self._scope.sums_in_backward:
             return
         self.start_full()
