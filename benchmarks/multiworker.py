@@ -98,6 +98,7 @@ def team(backend: str, task: str, loop: str) -> Team:
         "BENCHMARK_PORTS": ",".join(map(str, ports)),
         "KERASDIST_COORDINATOR": f"localhost:{meeting}",
         "KERASDIST_WORKERS": str(WORKERS),
+        "KERASDIST_LOCAL_WORKERS": str(WORKERS),
         "OMP_NUM_THREADS": "1",
         **(
             {"PYTHONPATH": str(max(NIGHTLIES.iterdir()))}
@@ -108,7 +109,15 @@ def team(backend: str, task: str, loop: str) -> Team:
     return Team(
         [
             Contender(
-                __file__, backend, task, loop, environment={**common, "KERASDIST_RANK": str(rank)}
+                __file__,
+                backend,
+                task,
+                loop,
+                environment={
+                    **common,
+                    "KERASDIST_RANK": str(rank),
+                    "KERASDIST_LOCAL_RANK": str(rank),
+                },
             )
             for rank in range(WORKERS)
         ]

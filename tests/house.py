@@ -115,7 +115,7 @@ ADDED = {
     "errors of checkpoints on all workers, and masks of outputs that are laid out": 48,
     "metrics that go with the last gradients": 53,
     "sums that code outside of the scope assigns": 7,
-    "replicas in the calling thread or on one core, sums that a worker polls for": 73,
+    "replicas in the calling thread, sums that a worker polls for, own cores": 81,
     "what compiled code assigns, and workers that end before they are connected": 10,
 }
 

@@ -106,10 +106,12 @@ def test_without_the_secret_nobody_joins(tmp_path):
     script = write(tmp_path, SCRIPT)
     with run(script) as job:
         port = port_of(job)
-        code, said = ended_of(port, KERASDIST_SECRET="another")
+        with join(port, KERASDIST_SECRET="another") as machine:
+            code, said = ended(machine)
         assert code == 1, said
         assert "its KERASDIST_SECRET is not the one of this job" in said
-        code, said = ended_of(port, KERASDIST_SECRET="")
+        with join(port, KERASDIST_SECRET="") as machine:
+            code, said = ended(machine)
         assert code == 1
         assert "KERASDIST_SECRET_FILE, by which a machine proves" in said
         with socket.create_connection(("127.0.0.1", port)) as stranger:
@@ -118,11 +120,6 @@ def test_without_the_secret_nobody_joins(tmp_path):
         _, said = ended(job)
         assert "has joined" not in said
         assert "attempt 1" not in said
-
-
-def ended_of(port, **environment):
-    with join(port, **environment) as machine:
-        return ended(machine)
 
 
 def test_a_launcher_that_is_gone(tmp_path):

@@ -1,5 +1,6 @@
 """``kerasdist run`` of a real job: who has failed is named, not who ends because of that."""
 
+import os
 import re
 
 import pytest
@@ -8,8 +9,7 @@ from kerasdist.job.monitor import GRACE_SECONDS
 from tests.multiprocess.forks import report
 from tests.multiprocess.launching import beside, finish
 
-# How one fails, and for how long it is kept from its end; the other one ends in the meantime. The
-# code of a script that does not come to its end is not known.
+# How one fails, and for how many seconds it is kept from its end, so that the other one ends first.
 JOBS = {
     ("chief_exits_with_3", 4): (0, 3, "exit code 3"),
     ("exit_with_3", 60): (1, 1, "exit code 1"),
@@ -17,16 +17,14 @@ JOBS = {
     ("chief_raises_an_error", 60): (0, 1, "KeyError: .*a mistake"),
     ("be_killed", 0): (1, 137, "ended by SIGKILL"),
 }
-# For processes to start and to stop.
-SLACK = 30.0
+SLACK = 30.0  # for processes to start and to stop
 
 
 @pytest.fixture(scope="module")
 def launchers():
     """All jobs of this file, begun together, since most of their time is waiting."""
     run = ("-m", "kerasdist", "run", "--workers", "2", "-m", "tests.multiprocess.job_script")
-    seconds = SLACK + GRACE_SECONDS
-    return {job: beside(*run, *map(str, job), seconds=seconds) for job in JOBS}
+    return {job: beside(*run, *map(str, job), seconds=SLACK + GRACE_SECONDS) for job in JOBS}
 
 
 @pytest.mark.parametrize("job", JOBS)
@@ -38,7 +36,7 @@ def test_the_worker_that_failed_is_named(launchers, job):
 
 
 _FIT = """
-import sys
+import os, sys
 
 import keras
 import numpy as np
@@ -54,12 +52,12 @@ schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.9)
 model.compile(keras.optimizers.Adam(schedule), keras.losses.Huber(), metrics=["mae"])
 x = np.ones((8, 4), "float32")
 model.fit(x, x[:, :1], batch_size=4, verbose=0, callbacks=[keras.callbacks.EarlyStopping("loss")])
-print("imported" if "tensorflow" in sys.modules else "left out")
+print("imported" if "tensorflow" in sys.modules else "left out", "core", *os.sched_getaffinity(0))
 """
 
 
 @pytest.mark.parametrize("backend", ["jax", "torch"])
-def test_joining_and_fitting_import_no_tensorflow_that_keras_does_not(tmp_path, backend):
+def test_a_job_imports_no_tensorflow_that_keras_does_not_and_keeps_to_its_cores(tmp_path, backend):
     script = tmp_path / "script.py"
     script.write_text(_FIT, encoding="utf-8")
     done = finish("run", "--workers", 2, script, "job", KERAS_BACKEND=backend)
@@ -67,3 +65,5 @@ def test_joining_and_fitting_import_no_tensorflow_that_keras_does_not(tmp_path, 
     if done.stdout.count("left out") != 2:
         plain = finish("run", "--workers", 1, script, "plain", KERAS_BACKEND=backend)
         assert "imported" in plain.stdout, done.stdout + done.stderr
+    shared = set.intersection(*map(set, map(str.split, re.findall("core (.+)", done.stdout))))
+    assert bool(shared) == (backend == "jax" or len(os.sched_getaffinity(0)) % 2 == 1)

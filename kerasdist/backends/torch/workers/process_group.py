@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import copy
 import os
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -31,6 +32,7 @@ from kerasdist.errors import JobError, ReplicaError
 from kerasdist.job import listening
 
 if TYPE_CHECKING:
+    from kerasdist.cluster.source import Membership
     from kerasdist.job.job import Job
 
 # The types in which gradients are sent, by the name of the compression.
@@ -63,7 +65,7 @@ def connect(job: Job) -> None:
     kerasdist makes a second group, because the script's group may support only GPUs, and may be in
     use when kerasdist needs a group.
     """
-    _take_part_of_cores()
+    _take_part_of_cores(job.membership)
     _let_gloo_be_reached(job)
     _let_the_job_name_lost_workers()
     leave_models_alone()
@@ -124,11 +126,22 @@ def _new_group(timeout: timedelta, ranks: Sequence[int] | None = None) -> dist.P
     return group
 
 
-def _take_part_of_cores() -> None:
-    """Limits torch's threads to OMP_NUM_THREADS, even if this was set after torch's import."""
-    threads = os.environ.get("OMP_NUM_THREADS", "")
-    if threads.isdecimal() and 0 < int(threads) < torch.get_num_threads():
-        torch.set_num_threads(int(threads))
+def _take_part_of_cores(membership: Membership) -> None:
+    """Limits torch's threads to OMP_NUM_THREADS, even if this was set after torch's import.
+
+    If the machine's workers together have one thread for each core, and no GPUs, each worker stays
+    on its own cores. Otherwise the kernel moves workers between cores whenever they wait for each
+    other, and the caches of the new core are cold.
+    """
+    said = os.environ.get("OMP_NUM_THREADS", "")
+    threads = int(said) if said.isdecimal() else 0
+    if 0 < threads < torch.get_num_threads():
+        torch.set_num_threads(threads)
+    rank, workers = membership.local_rank, membership.local_workers
+    if sys.platform == "linux" and not torch.cuda.is_available() and rank is not None and workers:
+        cores = sorted(os.sched_getaffinity(0))
+        if threads * workers == len(cores):
+            os.sched_setaffinity(0, cores[threads * rank : threads * (rank + 1)])
 
 
 def _let_gloo_be_reached(job: Job) -> None:

@@ -6,14 +6,12 @@ import types
 import pytest
 
 from kerasdist.cli.launch import start
-from kerasdist.cli.launch.elastic import slots
-from kerasdist.cli.launch.elastic.joining import Machine
+from kerasdist.cli.launch.elastic import joining, slots
 from kerasdist.cli.launch.elastic.slots import Slots
 from kerasdist.cli.launch.placement import Slot
 from kerasdist.cli.launch.spec import AttemptResult, JobSpec, WorkerExit
 from kerasdist.cli.launch.worker import Screen, Waiting
 from kerasdist.errors import ClusterError
-from kerasdist.job.handshake import SECRET
 from kerasdist.job.interruption import ExitCode
 
 LOST = ExitCode.LOST_WORKER
@@ -94,18 +92,13 @@ def test_a_slot_that_fails_again_is_left_out_and_tried_again_later(monkeypatch):
     assert job.choose() == HERE
 
 
-def test_what_all_fail_with_is_no_loss(monkeypatch):
-    job = Job(monkeypatch, workers=2, min_workers=1)
+@pytest.mark.parametrize(("least", "codes"), [(1, (1, 1)), (2, (LOST, 1))])
+def test_no_slot_is_left_out(monkeypatch, least, codes):
+    """What all fail with is no slot's fault, and a slot that is needed is used again."""
+    job = Job(monkeypatch, workers=2, min_workers=least)
     for _ in range(4):
         assert len(job.choose()) == 2
-        job.end(1, 1)
-
-
-def test_a_slot_that_fails_is_taken_if_it_is_needed(monkeypatch):
-    job = Job(monkeypatch, workers=2, min_workers=2)
-    for _ in range(4):
-        assert len(job.choose()) == 2
-        job.end(LOST, 1)
+        job.end(*codes)
 
 
 def test_a_worker_that_hangs_is_to_blame(monkeypatch):
@@ -156,11 +149,11 @@ def test_too_few_hosts(monkeypatch):
 
 
 def test_a_machine_joins_with_all_its_workers_at_once(monkeypatch, capsys):
-    monkeypatch.setenv(SECRET, "of this test")
+    monkeypatch.setenv(joining.SECRET, "of this test")
     job = Job(monkeypatch, workers=3, min_workers=1, join_port=0)
     assert len(job.choose()) == 1
     port = capsys.readouterr().err.strip().rpartition(":")[2]
-    machine = Machine("127.0.0.1", int(port), 2)
+    machine = joining.Machine("127.0.0.1", int(port), 2)
     with machine._seated(0):
         job.back_up()
         assert not job.waiting()
@@ -168,9 +161,8 @@ def test_a_machine_joins_with_all_its_workers_at_once(monkeypatch, capsys):
             job.back_up()
             assert job.waiting()
             assert "joined with 2 workers" in capsys.readouterr().err
-            taken = job.slots.choose()
-            assert len(taken) == 3
-            for slot in taken[1:]:
+            _, one, other = job.slots.choose()
+            for slot in (one, other):
                 slot.connection.close()
             job.slots.end(0)
 
