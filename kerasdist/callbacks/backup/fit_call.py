@@ -2,8 +2,8 @@
 
 If a run continued with another model or other data, its results would be silently wrong. So
 everything that Keras knows about the model and the data must be equal in the backup and in the
-restarted script. Some differences, such as those in the code of the user's own classes, only cause
-a warning, because the user may have repaired the script before the restart.
+restarted script. If only the code of the user's own classes differs, for example, there is a
+warning and no error, because the user may have repaired the script before the restart.
 """
 
 from __future__ import annotations

@@ -68,6 +68,7 @@ class Seats:
         self._screen = screen
         self._gate = handshake.Gate(proof, 1, "[kerasdist]")
         self._waiting: dict[Slot, socket.socket] = {}
+        # By machine: the numbers of those of its workers for which it has ever opened a seat.
         self._offered = defaultdict[str, set[int]](set)
         self._lock = threading.Lock()
         loop = asyncio.new_event_loop()
